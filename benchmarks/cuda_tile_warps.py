@@ -17,7 +17,8 @@ from timing import provenance, save_table, shown, time_ms
 
 import gnnaccel
 from gnnaccel import ops
-from gnnaccel.tiles.translate import MAX_TEAM, Tiles
+from gnnaccel.lower import bounds
+from gnnaccel.tiles.translate import Tiles
 
 GRAPHS = ("blocks:4", "blocks:8", "blocks:32", "blocks:8:25", "blocks:8:25:65536", *SORTED)
 TEAMS = (1, 2, 4, 8)
@@ -53,7 +54,7 @@ def main() -> None:
                     times[team] = time_ms(call, BUDGET_MS)[0]
                 Tiles.team_for = rule
                 row = {"graph": name, "op": op, "width": width, "blocks_per_window": tiles.num_blocks / windows}
-                row["paper"] = min(MAX_TEAM, 1 << max(wanted, 1).bit_length() - 1)
+                row["paper"] = min(bounds.TILE_TEAM, 1 << max(wanted, 1).bit_length() - 1)
                 row["ours"] = tiles.team_for(width, dots=op == "sddmm")
                 row |= {f"ms_{team}": ms for team, ms in times.items()}
                 row["ours_vs_best"] = times[row["ours"]] / min(times.values())

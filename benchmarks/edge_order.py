@@ -24,7 +24,7 @@ from timing import clocks_under_load, provenance, save_table, shown, time_ms
 import gnnaccel
 from gnnaccel import ops, schedule
 from gnnaccel.graph.csr import Graph
-from gnnaccel.ops import _edge_order
+from gnnaccel.lower import bounds
 
 GRAPHS = ("arxiv-like", "amazon0505-like", "yeast-like", "proteins-like", "reddit-like", "products-like")
 COLUMNS = ("graph", "nodes", "edges", "op", "heads", "width", "looked_up_ms", "auto_ms", "unpermuted_ms",
@@ -55,12 +55,12 @@ def measure(graph: Graph, heads: int, width: int, budget_ms: float) -> list[dict
     turned = graph.transposed
     plain = Graph(turned.indptr, turned.indices, None, turned.num_cols)
     schedule.of(plain).lists, schedule.of(plain).sums = schedule.of(turned).lists, schedule.of(turned).sums
-    most, rows = _edge_order.MOST_BYTES, []
+    most, rows = bounds.EDGE_ORDER_BYTES, []
     for (op, call), floor in zip(calls(turned, heads, width).items(), calls(plain, heads, width).values(), strict=True):
         row = dict(op=op, heads=heads, width=width)
-        _edge_order.MOST_BYTES = 0
+        bounds.EDGE_ORDER_BYTES = 0
         row["looked_up_ms"] = time_ms(call, budget_ms, 3, 20)[0]
-        _edge_order.MOST_BYTES = most
+        bounds.EDGE_ORDER_BYTES = most
         row["auto_ms"] = time_ms(call, budget_ms, 3, 20)[0]
         row["unpermuted_ms"] = time_ms(floor, budget_ms, 3, 20)[0]
         rows.append(row | dict(looked_up_vs_auto=row["looked_up_ms"] / row["auto_ms"]))

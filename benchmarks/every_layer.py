@@ -28,7 +28,7 @@ from timing import provenance, relative_error, save_table
 from torch import Tensor, nn
 
 from gnnaccel import dgl_backend, pyg_backend
-from gnnaccel.lazy import blocks
+from gnnaccel.lower import bounds
 
 COLUMNS = ("framework", "layer", "nodes", "edges", "alone_ms", "gnnaccel_ms", "ratio", "again", "error")
 WIDTH, HEADS, TYPES = 64, 4, 4
@@ -293,7 +293,7 @@ def main() -> int:
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     if args.all_ours:
-        blocks.FEW = {}
+        bounds.FEW_MESSAGES = {}
     given = inputs(args.nodes, args.edges, args.device, args.new_edges)
     rows, wrong = [], 0
     for framework in args.frameworks:

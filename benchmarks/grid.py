@@ -38,7 +38,8 @@ from torch import Tensor
 import gnnaccel
 from gnnaccel import ops, schedule
 from gnnaccel.graph.csr import Graph
-from gnnaccel.ops import _features, reference
+from gnnaccel.lower import bounds
+from gnnaccel.ops import reference
 
 WIDTHS = (1, 2, 3, 7, 8, 10, 16, 31, 32, 41, 64, 100, 121, 128, 256, 602)
 MOST_HEADS = 16
@@ -266,7 +267,7 @@ def main() -> int:
     head, cells = grid_table.join(args.join or ([args.csv] if args.csv and Path(args.csv).exists() else []))
     if not args.join:
         if args.never_pad:
-            _features._READ_OFTEN = float("inf")
+            bounds.PADDED_READS = float("inf")
         warnings.filterwarnings("ignore", message="Sparse (CSR tensor support is in beta|invariant checks)")
         torch.manual_seed(0)
         now = provenance(args.commit, "float32, int32 indices; median of single calls in ms", clocks_under_load())

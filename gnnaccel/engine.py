@@ -13,11 +13,10 @@ graphs are blocks of less than 1 MB, so a step's activations go back and come ag
 from __future__ import annotations
 
 from gnnaccel import settings
+from gnnaccel.lower import bounds
 
 CHOICE = "GNNACCEL_BACKWARD"
 
-# The greatest block that glibc heeds, as it lies on whole pages with what malloc and torch put before it.
-_BLOCK_BYTES = (32 << 20) - (8 << 10)
 
 _settled = False
 
@@ -28,7 +27,7 @@ def keep_memory() -> None:
     that says, and so does another malloc."""
     import torch  # not at the top: a Python start that only carries the flag does without
 
-    torch.empty(_BLOCK_BYTES, dtype=torch.uint8, device="cpu")
+    torch.empty(bounds.HEAP_BYTES, dtype=torch.uint8, device="cpu")
 
 
 def settle() -> str | None:

@@ -9,6 +9,8 @@ import sys
 import warnings
 from pathlib import Path
 
+from gnnaccel.lower import bounds
+
 _TESTS = Path(__file__).resolve().parent.parent / "tests"
 
 
@@ -24,10 +26,9 @@ def dgl_rows(only: set[str] | None = None) -> list[tuple[str, str, str, str]]:
     from dgl_compare import FRAMEWORK, outcome, status
 
     from gnnaccel import dgl_backend, report
-    from gnnaccel.lazy import blocks
 
     rows = []
-    few, blocks.FEW = blocks.FEW, {}  # the cases' graphs are as small as those that are left to DGL
+    few, bounds.FEW_MESSAGES = bounds.FEW_MESSAGES, {}  # the cases' graphs are as small as those that are left to DGL
     dgl_backend.enable()
     try:
         for name, case in CASES.items():
@@ -40,7 +41,7 @@ def dgl_rows(only: set[str] | None = None) -> list[tuple[str, str, str, str]]:
             what, why = status(report.snapshot())
             rows.append((case.group, name, what, why or case.reason))
     finally:
-        blocks.FEW = few
+        bounds.FEW_MESSAGES = few
         dgl_backend.disable()
         report.reset()
     rows += [("not run", name, FRAMEWORK, reason) for name, reason in OUTSIDE.items()]

@@ -25,26 +25,21 @@ _PYG = """## PyTorch Geometric 2.8: layers of torch_geometric.nn.conv
 - **spmm**: sums, means and extrema over edges; no message per edge in memory.
 - **attention**: scores, softmax and weighted sum; at most one number per edge and head in memory.
 - **message**: other elementwise messages ([messages.md](messages.md)), computed and reduced in one walk over the edges
-  (on CUDA without NVRTC stored, or made in blocks of edges where those of a call take more than {cuda} GiB). No
+  (on CUDA without NVRTC stored, or made in blocks of edges where those of a call are large). No
   message per edge in memory then, unless the layer itself maps edge features to full width (noted).
   Where the messages are few PyG's own code may run, which stores them: Python's part of ours takes longer than they do.
-  On the CPU these are at most {few:,} numbers (twice as many where nodes have four edges or fewer) in the messages of
-  CGConv, FeaStConv, FiLMConv, GENConv, GINEConv, LEConv, RGATConv (which have a matrix for each edge) and
-  TransformerConv with edge features; a fourth of that in HEATConv and every other call that is not a plain sum or
-  attention, an eighth in gates of ResGatedGraphConv and where edges are updated, a sixteenth in GINEConv where edges
-  have no gradients, and in HGTConv under autocast. On CUDA they are some 16 million numbers in most layers, 8 million
-  in FeaStConv, 2 million in GENConv; there none are left in FiLMConv, LEConv, HGTConv and gates, nor where
-  `torch.use_deterministic_algorithms(True)` asks for sums in a fixed order.
-- **blocks**: messages with a linear map of edges that is none of nodes. Where those of a call take more than {cpu} MiB
-  on the CPU or {cuda} GiB on CUDA, they are made and reduced in blocks of edges, and made again in the backward pass;
-  fewer are stored.
+  [Bounds](bounds.md#messages) has how many that is, by layer: `FEW_MESSAGES`, and what a number counts there. On CUDA
+  none are left in FiLMConv, LEConv, HGTConv and gates, nor where `torch.use_deterministic_algorithms(True)` asks for
+  sums in a fixed order.
+- **blocks**: messages with a linear map of edges that is none of nodes. Where those of a call take more than
+  `STORED_BYTES`, they are made and reduced in blocks of edges, and made again in the backward pass; fewer are stored.
 - **segment**: PyG's own message() makes one message per edge, our kernels reduce them.
 - **pyg**: PyG's own code.
 
-On CUDA the first call of a layer on an `edge_index` is PyG's own where its messages hold at most {first} million
-numbers: the edges of a sampled batch are used once, and sorting them takes the host longer than it gains. From its
-second call on the same edges on, and after `gnnaccel.prepare`, all run as listed. Deterministic mode and checkpoints
-have no such call.
+On CUDA the first call of a layer on an `edge_index` is PyG's own where its messages are few (`FEW_AT_FIRST`): the
+edges of a sampled batch are used once, and sorting them takes the host longer than it gains. From its second call on
+the same edges on, and after `gnnaccel.prepare`, all run as listed. Deterministic mode and checkpoints have no such
+call.
 
 On the CPU {count} of the {total} message passing layers run without a message per edge (spmm, attention, message or
 blocks, these once their messages pass that size).
@@ -73,8 +68,7 @@ message (median, quantile, LSTM, sort ...) get them.
 _DGL = """## DGL 2.1.0
 
 User-defined message and reduce functions, and the layers that DGL writes as such, run as [messages.md](messages.md)
-says; those of few messages (at most {few:,} numbers on the CPU, or twice as many as above) DGL's way, which is the
-faster one there.
+says; those of few messages (`FEW_MESSAGES`) DGL's way, which is the faster one there.
 
 Of {total} cases {accelerated} are accelerated, {partly} partly. {framework} are DGL's own, none of which passes
 messages that our ops could run: {without} pass none, {library} need a library of their own, {outside} are not run.
@@ -153,23 +147,13 @@ def page() -> str:
     warnings.simplefilter("ignore")
     from coverage_dgl import dgl_rows
 
-    from gnnaccel.lazy.blocks import FEW, FEW_AT_FIRST, STORED_BYTES
-
     rows, dgl = pyg_rows(), dgl_rows()
     layers = {name.split()[0] for name, _, _ in rows}
     free = {name.split()[0] for name, how, _ in rows if how in ("spmm", "attention", "message", "blocks")}
     parts = [
         _HEAD,
-        _PYG.format(
-            count=len(free),
-            total=len(layers),
-            rows=_table(rows),
-            few=FEW["cpu"],
-            cpu=STORED_BYTES["cpu"] >> 20,
-            cuda=STORED_BYTES["cuda"] >> 30,
-            first=FEW_AT_FIRST["cuda"] >> 20,
-        ),
-        _DGL.format(rows=_table(dgl), few=FEW["cpu"], **_counts(dgl)),
+        _PYG.format(count=len(free), total=len(layers), rows=_table(rows)),
+        _DGL.format(rows=_table(dgl), **_counts(dgl)),
     ]
     return "".join(parts)
 

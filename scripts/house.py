@@ -87,21 +87,59 @@ def number(node: ast.AST) -> float | None:
     return eval(compile(ast.Expression(node), "", "eval"))  # type: ignore[arg-type]
 
 
+ORDERS = (ast.Lt, ast.LtE, ast.Gt, ast.GtE)
+
+
+def deciding_names(file: File) -> set[str]:
+    """Names in comparisons of order, min and max, and those in what a function assigns to such a name."""
+    deciding: set[str] = set()
+    for holder in file.nodes:
+        if not isinstance(holder, (ast.Module, ast.FunctionDef)):
+            continue
+        found: set[str] = set()
+        assigned = []
+        for node in ast.walk(holder):
+            if called(node) in ("min", "max") or (isinstance(node, ast.Compare) and isinstance(node.ops[0], ORDERS)):
+                found |= names_in(node)
+            elif isinstance(node, (ast.Assign, ast.AugAssign)) and isinstance(holder, ast.FunctionDef):
+                target = node.targets[0] if isinstance(node, ast.Assign) else node.target
+                assigned.append((names_in(target, ast.Store), names_in(node.value)))
+        before = -1
+        while len(found) > before:
+            before = len(found)
+            found = found.union(*(given for targets, given in assigned if targets & found))
+        deciding |= found
+    return deciding
+
+
+def names_in(node: ast.AST, use: type = ast.expr_context) -> set[str]:
+    return {part.id for part in ast.walk(node) if isinstance(part, ast.Name) and isinstance(part.ctx, use)}
+
+
+def values_in(node: ast.AST) -> list[ast.AST]:
+    """What a tuple, list or dict holds; itself of any other."""
+    return node.values if isinstance(node, ast.Dict) else getattr(node, "elts", [node])  # type: ignore[return-value]
+
+
 def deciding_numbers(files: list[File]) -> Iterator[PLACES]:
-    """Numbers in capitals of a module or class; others from 5 on, or with a fraction, in comparisons."""
+    """Numbers that decide by how large something is: in comparisons of order (<, <=, >, >=), from 5 on or with a
+    fraction; and in capitals of a module or class, alone or in a tuple or dict, whose name goes into such a comparison,
+    min or max in that file. What == alone compares are codes and formats; factors and sizes decide nothing."""
     for file in files:
         if file.name == BOUNDS or file.name.startswith(("cli/", "data/")):
             continue
+        deciding = deciding_names(file)
         for holder in file.nodes:
             if isinstance(holder, (ast.Module, ast.ClassDef)):
                 for node in holder.body:
                     if isinstance(node, (ast.Assign, ast.AnnAssign)) and node.value is not None:
                         target = node.targets[0] if isinstance(node, ast.Assign) else node.target
-                        names = [part.id for part in ast.walk(target) if isinstance(part, ast.Name)]
-                        parts = node.value.elts if isinstance(node.value, ast.Tuple) else [node.value]
-                        if names and all(name.isupper() for name in names) and parts and None not in map(number, parts):
+                        names = names_in(target)
+                        parts = values_in(node.value)
+                        all_numbers = bool(parts) and None not in map(number, parts)
+                        if names & deciding and all(name.isupper() for name in names) and all_numbers:
                             yield file.place(node)
-            elif isinstance(holder, ast.Compare):
+            elif isinstance(holder, ast.Compare) and isinstance(holder.ops[0], ORDERS):
                 for part in (holder.left, *holder.comparators):
                     value = number(part)
                     if value is not None and (abs(value) >= 5 or value != int(value)):

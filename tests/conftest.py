@@ -7,7 +7,7 @@ import torch
 from reached import Counted
 
 from gnnaccel import _library
-from gnnaccel.lazy import blocks
+from gnnaccel.lower import bounds
 
 # torch asks for it where cuBLAS is to be deterministic, and looks at it once, at the first product of matrices.
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
@@ -31,8 +31,8 @@ def pytest_runtest_call(item):
 @pytest.fixture(autouse=True)
 def _every_size(monkeypatch):
     """Graphs of tests are as small as those that are left to PyG."""
-    monkeypatch.setattr(blocks, "FEW", {})
-    monkeypatch.setattr(blocks, "FEW_AT_FIRST", {})
+    monkeypatch.setattr(bounds, "FEW_MESSAGES", {})
+    monkeypatch.setattr(bounds, "FEW_AT_FIRST", {})
 
 
 @pytest.fixture(autouse=True)

@@ -29,7 +29,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch_geometric import nn
 
 from gnnaccel.lazy import blocks
-from gnnaccel.lazy.expression import NARROW
+from gnnaccel.lower import bounds
 
 D, OUT, TYPES, EDGE = 40, 24, 3, 5  # features in and out (more than what is stored per edge), relations, edge features
 
@@ -413,8 +413,8 @@ class SeenOps(TorchDispatchMode):
         self._rows = num_edges
 
     def __enter__(self):
-        self._sizes = blocks.STORED_BYTES, blocks.BLOCK_BYTES, blocks.FEW
-        blocks.STORED_BYTES, blocks.BLOCK_BYTES, blocks.FEW = {}, {"cpu": 16 * D * 8, "cuda": 16 * D * 8}, {}
+        self._sizes = bounds.STORED_BYTES, bounds.BLOCK_BYTES, bounds.FEW_MESSAGES
+        bounds.STORED_BYTES, bounds.BLOCK_BYTES, bounds.FEW_MESSAGES = {}, {"cpu": 16 * D * 8, "cuda": 16 * D * 8}, {}
         self._compiled, blocks.compiled = blocks.compiled, self._noted
         return super().__enter__()
 
@@ -423,7 +423,7 @@ class SeenOps(TorchDispatchMode):
         return self._compiled(graph, expression)
 
     def __exit__(self, *exception):
-        blocks.STORED_BYTES, blocks.BLOCK_BYTES, blocks.FEW = self._sizes
+        bounds.STORED_BYTES, bounds.BLOCK_BYTES, bounds.FEW_MESSAGES = self._sizes
         blocks.compiled = self._compiled
         return super().__exit__(*exception)
 
@@ -435,7 +435,12 @@ class SeenOps(TorchDispatchMode):
             message = next((a for a in args if isinstance(a, str)), "")
             self.names.add(f"{function._schema.name.split('::')[1]} {message}".strip())
         for x in out if isinstance(out, (tuple, list)) else (out,):
-            is_wide = isinstance(x, Tensor) and x.dim() > 1 and x.shape[0] >= self._rows and x[0].numel() > NARROW
+            is_wide = (
+                isinstance(x, Tensor)
+                and x.dim() > 1
+                and x.shape[0] >= self._rows
+                and x[0].numel() > bounds.STORED_FEATURES
+            )
             if is_wide and x.is_floating_point() and x.untyped_storage().data_ptr() not in known:
                 self.names.add("wide")
         return out

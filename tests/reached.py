@@ -16,25 +16,19 @@ share of it must be left, and for that reason.
 from __future__ import annotations
 
 import contextlib
-import importlib
 import re
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 from gnnaccel import report
+from gnnaccel.lower import bounds
 
 SHARE = 0.9  # of calls that must go as expected, and of cases in which there must be a call
 REFUSED_SHARE = 0.25  # of cases that the framework may refuse
-# (module, name): what leaves small calls to a framework, or to another way of ours, and what it is set to.
-BOUNDS: dict[tuple[str, str], Any] = {
-    ("gnnaccel.lazy.blocks", "FEW"): {},
-    ("gnnaccel.lazy.blocks", "FEW_AT_FIRST"): {},
-    ("gnnaccel.ops.sampled_sums", "LEAST"): 0,
-    ("gnnaccel.pyg_backend.compiling", "FEW_NUMBERS"): 0,
-}
+# What leaves small calls to a framework, or to another way of ours, and what it is set to.
+BOUNDS: dict[str, Any] = {"FEW_MESSAGES": {}, "FEW_AT_FIRST": {}, "SAMPLED_PRODUCTS": 0, "FEW_COMPILED": 0}
 SMALL = r"\bfew (messages|products)\b"  # in the reasons that such a bound gives
 REFUSED = "refused"  # what is expected of a case that the framework itself does not run
 _FIRST_ROWS = "pyg.first rows"
@@ -42,19 +36,14 @@ _FUNCTIONS = ("dgl.message function", "dgl.reduce function")
 
 
 @contextlib.contextmanager
-def bounds(values: dict[tuple[str, str], Any]) -> Iterator[None]:
-    """Other values of such bounds. A plug-in that nobody has imported has no calls."""
-    before = []
-    for (module, name), value in values.items():
-        if "_backend" not in module or module in sys.modules:
-            holder = importlib.import_module(module)
-            before.append((holder, name, getattr(holder, name)))
-            setattr(holder, name, value)
+def bounded(values: dict[str, Any]) -> Iterator[None]:
+    """Other values of such bounds."""
+    before = {name: getattr(bounds, name) for name in values}
+    vars(bounds).update(values)
     try:
         yield
     finally:
-        for holder, name, value in before:
-            setattr(holder, name, value)
+        vars(bounds).update(before)
 
 
 @dataclass(frozen=True)
@@ -157,7 +146,7 @@ class Counted:
         self._stack = contextlib.ExitStack()
 
     def __enter__(self) -> Counted:
-        self._stack.enter_context(bounds(BOUNDS))
+        self._stack.enter_context(bounded(BOUNDS))
         self._reset: Callable[[], None] = report.reset
         report.reset = self._bank  # what a test forgets is counted all the same
         self._stack.callback(setattr, report, "reset", self._reset)

@@ -11,12 +11,12 @@ import gnnaccel
 from gnnaccel import _library as lib
 from gnnaccel import ops, sampling, schedule
 from gnnaccel.graph.csr import Graph
+from gnnaccel.lower import bounds
 from gnnaccel.ops import _bias, _edge_order, messages, products, ready_call
 from gnnaccel.ops._arrays import arrays_of
 from gnnaccel.ops.joined_sums import FILM, GATED_SKIP, GINE, LE, joined_sum
 from gnnaccel.ops.normed_layers import normed_layers
 from gnnaccel.ops.segment_softmax import Segments, segment_softmax
-from gnnaccel.schedule import work
 from gnnaccel.schedule.worklist import LANES, Arrangement, Kernel, Plan
 from gnnaccel.tiles.translate import Tiles
 
@@ -151,7 +151,7 @@ def run_joined(graph: Graph, width: int) -> None:
 
 def run_products() -> None:
     """On tensor cores, of rows and widths that fill no tile; and with a batch norm and a ReLU between two of them."""
-    products._MIN_ROWS = products._MIN_ROWS_BACK = 2
+    bounds.PRODUCT_ROWS = bounds.PRODUCT_ROWS_BACK = 2
     for rows, inner, width, outer in ((300, 64, 132, 12), (129, 8, 20, 64)):
         sizes = ((rows, inner), (width, inner), (width,), (width,), (width,), (outer, width), (outer,))
         given = [torch.randn(size, device="cuda", requires_grad=True) for size in sizes]
@@ -187,7 +187,7 @@ def run_finished(graph: Graph) -> None:
         bias = torch.randn(width, device="cuda")
         if ready_call.takes_wide(x, bias):
             kernel(x, bias, wide=True)
-    _bias._LEAST_BYTES = 0
+    bounds.BIAS_BYTES = 0
     with torch.no_grad():
         for rows, width in ((1, 3), (700, 64), (4_000, 100), (60, 3_000)):
             x, bias = torch.randn(rows, width, device="cuda"), torch.randn(width, device="cuda")
@@ -201,7 +201,7 @@ def main() -> None:
     if not lib.has_cuda_kernels():
         raise SystemExit("this build has no CUDA half")
     torch.manual_seed(0)
-    work._LASTING_USES = 10**9  # lists are there by prepare alone
+    bounds.LASTING_USES = 10**9  # lists are there by prepare alone
     for lists in ((), ("rows",), ("rows", "groups")):
         cut = build([0, 3, 300, 0, 1, 9_000, 129, 0], 40, torch.int32)
         small = build([2, 0, 5, 128, 40], 9, torch.int64)

@@ -12,6 +12,7 @@ from torch_geometric.data import Data  # noqa: E402
 from torch_geometric.loader import NeighborLoader  # noqa: E402
 
 from gnnaccel import pyg_backend, sampling  # noqa: E402
+from gnnaccel.lower import bounds  # noqa: E402
 from gnnaccel.pyg_backend import samplers, upcoming  # noqa: E402
 from gnnaccel.sampling import ahead, begun, on_cuda  # noqa: E402
 
@@ -142,7 +143,7 @@ def test_nothing_more_is_begun_where_none_is_used(began):
     many = NeighborLoader(given.data, [2], batch_size=4)
     for _ in many:
         torch.rand(1)
-    assert began == [False] * upcoming._MOST_MISSED
+    assert began == [False] * bounds.DROPPED_IN_VAIN
 
 
 def written(given):

@@ -12,7 +12,8 @@ from gnnaccel import _library as lib
 from gnnaccel import ops, schedule
 from gnnaccel.graph import reorder
 from gnnaccel.graph.csr import Graph
-from gnnaccel.ops import _arrays, _edge_order
+from gnnaccel.lower import bounds
+from gnnaccel.ops import _edge_order
 from gnnaccel.planning import orders
 from gnnaccel.schedule import worklist
 
@@ -47,7 +48,7 @@ def in_order(one: Graph) -> Graph:
 @pytest.mark.parametrize("permuted", [True, False])
 @pytest.mark.parametrize("index", INDEX)
 def test_no_bit_changes(index, permuted, dtype, monkeypatch):
-    monkeypatch.setattr(_arrays, "_SOURCES_MATTER", 0)  # whatever edges bring
+    monkeypatch.setattr(bounds, "SOURCES_MATTER", 0)  # whatever edges bring
     given, other = graph(index, permuted), in_order(graph(index, permuted))
     for x_shape, w_shape in SHAPES:
         x = torch.randn(40, *x_shape).to(dtype).requires_grad_()
@@ -134,8 +135,8 @@ def test_compiled():
 
 @pytest.mark.parametrize("method", [True, "communities", "rcm", "degree"])
 def test_prepare(method, monkeypatch):
-    monkeypatch.setattr(orders, "PAYS", 1e9)  # all that is measured is faster
-    monkeypatch.setattr(pipeline, "_MEASURE_MS", 20.0)
+    monkeypatch.setattr(bounds, "PLAN_PAYS", 1e9)  # all that is measured is faster
+    monkeypatch.setattr(bounds, "MEASURE_MS", 20.0)
     one = planted()
     x = torch.randn(one.num_cols, 8)
     want = ops.spmm(one, x)
@@ -152,7 +153,7 @@ def test_prepare(method, monkeypatch):
 
 
 def test_nothing_is_kept_that_serves_nothing(monkeypatch):
-    monkeypatch.setattr(orders, "PAYS", 0.0)
+    monkeypatch.setattr(bounds, "PLAN_PAYS", 0.0)
     one = planted()
     plain = gnnaccel.prepare(planted())
     done = gnnaccel.prepare(one, reorder="degree", num_feats=(16,))
@@ -164,8 +165,8 @@ def test_nothing_is_kept_that_serves_nothing(monkeypatch):
 
 def test_no_time_left(monkeypatch):
     """One width is timed however long it takes, the others are served as given until they are."""
-    monkeypatch.setattr(orders, "PAYS", 1e9)
-    monkeypatch.setattr(pipeline, "_MEASURE_MS", 1e-6)
+    monkeypatch.setattr(bounds, "PLAN_PAYS", 1e9)
+    monkeypatch.setattr(bounds, "MEASURE_MS", 1e-6)
     one = graph()
     step = gnnaccel.prepare(one, reorder="degree", num_feats=(16, 64)).steps[-1]
     assert step == "measured: this order is faster with 16 features, not timed with 64"
@@ -189,7 +190,7 @@ def test_no_memory_to_time(monkeypatch):
 @pytest.mark.parametrize("turned", [True, False])
 def test_an_order_of_one_direction_alone(turned, monkeypatch):
     """Rows with communities whose sources are drawn from all, or the reverse."""
-    monkeypatch.setattr(orders, "PAYS", 1e9)
+    monkeypatch.setattr(bounds, "PLAN_PAYS", 1e9)
     nodes, edges, generator = 20_000, 600_000, torch.Generator().manual_seed(0)
     source = torch.randint(nodes, (edges,), generator=generator)
     target = source // 20 * 20 + torch.randint(20, (edges,), generator=generator)
@@ -212,7 +213,7 @@ def test_an_order_of_one_direction_alone(turned, monkeypatch):
 
 @pytest.mark.parametrize("default", [torch.float16, torch.float64, torch.device("meta")], ids=str)
 def test_whatever_torchs_defaults_are(default, monkeypatch):
-    monkeypatch.setattr(orders, "PAYS", 1e9)
+    monkeypatch.setattr(bounds, "PLAN_PAYS", 1e9)
     one, dtype = graph(), torch.get_default_dtype()
     torch.set_default_device(default) if isinstance(default, torch.device) else torch.set_default_dtype(default)
     try:
@@ -240,7 +241,7 @@ def test_measuring_decides_by_features(monkeypatch):
 
     monkeypatch.setattr(orders, "spmm_op", timed)
     monkeypatch.setattr(orders.time, "perf_counter", lambda: now)
-    monkeypatch.setattr(pipeline, "_MEASURE_MS", 1e6)
+    monkeypatch.setattr(bounds, "MEASURE_MS", 1e6)
     done = gnnaccel.prepare(one, reorder="communities", num_feats=(16, 64))
     assert done.steps[-1] == "measured: this order is faster with 16 features"
     monkeypatch.undo()

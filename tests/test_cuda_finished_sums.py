@@ -9,6 +9,7 @@ from cuda_cases import DEVICE, DTYPES, INDEX, assert_close, build, rand
 from test_cuda_lists import OF_SUMS, fixed, poisoned  # noqa: F401
 
 from gnnaccel import _library as lib
+from gnnaccel.lower import bounds
 from gnnaccel.ops import _bias, ready_call, reference
 from gnnaccel.ops._arrays import arrays_of, epilogue_of
 
@@ -72,7 +73,7 @@ def test_results_of_float32(graphs, dtype, index):
     "shape", [(1, 3), (700, 64), (70_000, 4), (513, 100), (40, 3000), (0, 8), (1, 1), (2100, 2, 9)]
 )
 def test_column_sums(shape, dtype, monkeypatch):
-    monkeypatch.setattr(_bias, "_LEAST_BYTES", 0)
+    monkeypatch.setattr(bounds, "BIAS_BYTES", 0)
     x = rand(*shape, dtype=dtype)
     with torch.no_grad():
         for of in (dtype, lib.accumulator(x)):
@@ -84,7 +85,7 @@ def test_column_sums(shape, dtype, monkeypatch):
 @pytest.mark.parametrize("dtype", NARROW, ids=str)
 @pytest.mark.parametrize("shape", [(1, 8), (700, 64), (3000, 40), (5, 3000), (0, 8), (9, 7)])
 def test_a_bias_of_float32_and_its_gradient(shape, dtype, monkeypatch):
-    monkeypatch.setattr(_bias, "_LEAST_BYTES", 0)
+    monkeypatch.setattr(bounds, "BIAS_BYTES", 0)
     x, bias = rand(*shape, dtype=dtype), rand(shape[1])
     with torch.no_grad():
         assert_close(_bias.biased(x, bias), x.double() + bias.double(), torch.float32)

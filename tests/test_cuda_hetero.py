@@ -12,8 +12,7 @@ pytest.importorskip("torch_geometric")
 from torch_geometric import nn
 
 from gnnaccel import pyg_backend, report
-from gnnaccel.ops import hgt_ends, relation_rows
-from gnnaccel.pyg_backend import bases, edge_types
+from gnnaccel.lower import bounds
 
 DEVICE = torch.device("cuda", 0)
 # (nodes of each type, their widths, edges of each relation)
@@ -114,17 +113,17 @@ def test_layers_together(shape, name, form):
 @pytest.mark.parametrize("shape", ["equal", "unequal", "no edges"])
 def test_sums_of_rows_with_edges_and_of_new_edges(shape, name, form, way, monkeypatch):
     if way == "rows":
-        monkeypatch.setattr(relation_rows, "_SPARED", 0)
-        monkeypatch.setattr(relation_rows, "_PART", 2)
+        monkeypatch.setattr(bounds, "FILLED_ROWS_WORK", 0)
+        monkeypatch.setattr(bounds, "FILLED_ROWS_SHARE", 2)
     else:
-        monkeypatch.setattr(edge_types, "ONCE", 100)
+        monkeypatch.setattr(bounds, "NEW_GRAPH_USES", 100)
     test_layers_together(shape, name, form)
 
 
 @pytest.mark.parametrize("beside", [0, 1 << 20])
 @pytest.mark.parametrize("shape", ["equal", "unequal", "widths"])
 def test_hgt(shape, beside, monkeypatch):
-    monkeypatch.setattr(hgt_ends, "BESIDE", {"cuda": beside})
+    monkeypatch.setattr(bounds, "HGT_TOGETHER_BYTES", {"cuda": beside})
     torch.manual_seed(0)
     x, edges = case(shape)
     widths = {kind: value.shape[1] for kind, value in x.items()}
@@ -168,7 +167,7 @@ def test_weighted_layers_together(shape):
 @pytest.mark.parametrize("name", ["SAGE", "SAGE sum", "Graph", "GIN"])
 @pytest.mark.parametrize("few", [0, 1 << 13])
 def test_models_with_bases(name, few, monkeypatch):
-    monkeypatch.setattr(bases, "_FEW", few)
+    monkeypatch.setattr(bounds, "BASES_EDGES", few)
     x, edges = case("unequal")
     make = {**LAYERS, "SAGE sum": lambda i, w: nn.SAGEConv(w, 8, aggr="sum")}[name]
     net = Net("SAGE")

@@ -545,7 +545,7 @@ def test_lists_built_in_inference_mode_serve_training():
 def test_checkpointing_while_a_list_is_earned(monkeypatch):
     torch.use_deterministic_algorithms(False)
     for uses in range(1, 9):
-        monkeypatch.setattr("gnnaccel.schedule.work._LASTING_USES", uses)
+        monkeypatch.setattr("gnnaccel.lower.bounds.LASTING_USES", uses)
         graph = build([3, 2, 40, 5], 4)
         out = leaf = rand(4, 16).requires_grad_()
         for _ in range(4):

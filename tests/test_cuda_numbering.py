@@ -8,6 +8,7 @@ from test_super_gat import exact as super_gat_exact
 from torch.utils.checkpoint import checkpoint
 
 from gnnaccel import Graph, ops
+from gnnaccel.lower import bounds
 from gnnaccel.ops import _arrays, _numbering, reference
 from gnnaccel.ops._arrays import arrays_of
 from gnnaccel.ops._cores import DOT, attended
@@ -18,7 +19,7 @@ from gnnaccel.schedule.work import lasting
 from gnnaccel.schedule.worklist import Arrangement
 
 HEADS, FEATS = 2, 4
-AT_LAST = _numbering._FEW_USES + 1
+AT_LAST = bounds.NUMBERING_USES + 1
 
 
 def pairs(index=torch.int32):
@@ -161,9 +162,9 @@ def test_checkpoints_while_it_is_earned(name, monkeypatch):
 
     options = dict(use_reentrant=False, preserve_rng_state=False)
     for uses in range(8):
-        monkeypatch.setattr(_numbering, "_FEW_USES", 100)
+        monkeypatch.setattr(bounds, "NUMBERING_USES", 100)
         want = gradients(again(), lambda f, t: f(t))
-        monkeypatch.setattr(_numbering, "_FEW_USES", uses)
+        monkeypatch.setattr(bounds, "NUMBERING_USES", uses)
         graph = again()
         for got, exact in zip(gradients(graph, lambda f, t: checkpoint(f, t, **options)), want, strict=True):
             assert torch.equal(got, exact), uses

@@ -7,6 +7,7 @@ import torch
 from cuda_cases import DEVICE, EMULATED, build
 from torch.nn import functional as F
 
+from gnnaccel.lower import bounds
 from gnnaccel.ops import products
 from gnnaccel.ops.joined_sums import GATED_SKIP, joined_sum
 from gnnaccel.ops.normed_layers import normed_layers
@@ -17,8 +18,8 @@ BOUND = 2e-6  # of the largest value
 @pytest.fixture(autouse=True)
 def few_rows(monkeypatch):
     """Outputs and workspaces are filled with NaN."""
-    monkeypatch.setattr(products, "_MIN_ROWS", 2)
-    monkeypatch.setattr(products, "_MIN_ROWS_BACK", 2)
+    monkeypatch.setattr(bounds, "PRODUCT_ROWS", 2)
+    monkeypatch.setattr(bounds, "PRODUCT_ROWS_BACK", 2)
     torch.manual_seed(0)
     torch.use_deterministic_algorithms(True)
     yield

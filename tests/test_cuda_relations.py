@@ -15,6 +15,7 @@ from test_relational import KINDS, factors, layer, pair, types_of
 
 import gnnaccel
 from gnnaccel import dgl_backend, ops, report
+from gnnaccel.lower import bounds
 from gnnaccel.ops import _relations, han_layers, hgt_layers
 
 segment_matmul = importlib.import_module("gnnaccel.ops.segment_matmul")  # not the function of that name
@@ -35,7 +36,7 @@ def on_cuda(value):
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", ["no_edges", "duplicates", "tall", "wide", "power_law"])
 def test_op(name, kind, dtype, tolerance, least_rows, monkeypatch):
-    monkeypatch.setattr(_relations, "_LEAST_ROWS", least_rows)
+    monkeypatch.setattr(bounds, "RELATION_CHUNK", least_rows)
     graph = graphs.make(name)
     types, reduce = types_of(graph), KINDS[kind][3]
     given = factors(graph, kind, dtype)
@@ -316,7 +317,7 @@ def test_segment_matmul_by_torch(empty, monkeypatch):
         out = ops.segment_matmul(leaves[0], ptr, leaves[1])
         return [out, *torch.autograd.grad(out, leaves, grad.to(device))]
 
-    if torch.cuda.get_device_capability()[0] in segment_matmul._GROUPED_CAPABILITIES:
+    if torch.cuda.get_device_capability()[0] in bounds.GROUPED_CAPABILITIES:
         there = x.to(DEVICE)
         assert segment_matmul._grouped(there, ptr, weight.to(DEVICE)) is not None
         assert segment_matmul._weights_grouped(there, ptr, grad.to(DEVICE)) is not None

@@ -9,7 +9,7 @@ from cuda_cases import DEVICE, DTYPES, INDEX, assert_close, build, rand
 import gnnaccel
 from gnnaccel import ops
 from gnnaccel.graph.csr import Graph
-from gnnaccel.ops import _edge_order, ready
+from gnnaccel.lower import bounds
 
 pytestmark = pytest.mark.usefixtures("poisoned")
 
@@ -18,8 +18,8 @@ pytestmark = pytest.mark.usefixtures("poisoned")
 def edge_values(request, monkeypatch):
     """Values of edges as small graphs have them, and brought in order by a pass of their own, as large ones do."""
     if request.param:
-        for least in ("_LEAST", "_MANY", "_HUB_DEGREE"):
-            monkeypatch.setattr(_edge_order, least, 1)
+        for least in ("EDGE_ORDER_EDGES", "EDGE_ORDER_MANY", "EDGE_ORDER_DEGREE"):
+            monkeypatch.setattr(bounds, least, 1)
 
 
 def run_everything(graph, x, weight, scores):
@@ -68,7 +68,7 @@ def test_the_first_calls_on_a_graph(degrees, dtype, index):
     for name, op in forms.items():
         graph, found = Graph(graph.indptr, graph.indices, graph.edge_ids, graph.num_cols), []
         x, upstream = rand(200, 16, dtype=dtype).requires_grad_(), rand(graph.num_rows, 16, dtype=dtype)
-        for made in [False] * ready.ONCE + [True] * 2:
+        for made in [False] * bounds.NEW_GRAPH_USES + [True] * 2:
             out = op(graph, x)
             found.append((out.detach(), *torch.autograd.grad(out, x, upstream)))
             assert (graph._transposed is not None) == made, name

@@ -11,6 +11,7 @@ from cuda_cases import DEVICE, EMULATED
 from scipy.stats import chi2
 
 from gnnaccel import sampling
+from gnnaccel.lower import bounds
 from gnnaccel.sampling import neighbor_sample, neighbors, on_cuda
 
 KIND = ("n", "to", "n")
@@ -95,7 +96,7 @@ def test_hops_for_all_nodes_so_far(dtype, fanouts, replace, monkeypatch):
     arrays = uneven(dtype)
     for seeds in (torch.randperm(120)[:50].to(dtype), torch.tensor([19, 3, 19, 0], dtype=dtype)):
         same(arrays, seeds, fanouts, replace=replace, resample=True, seed=6)
-    monkeypatch.setattr(on_cuda, "MOST_BOUNDED", 60)
+    monkeypatch.setattr(bounds, "BOUNDED_EDGES", 60)
     same(arrays, seeds, fanouts, replace=replace, resample=True, seed=2**64 - 1)
 
 
@@ -128,7 +129,7 @@ def test_hops_that_the_host_has_to_ask_for(monkeypatch):
     arrays = uneven()
     seeds = torch.randperm(120)[:30]
     for most in (0, 100, 300, 10_000):
-        monkeypatch.setattr(on_cuda, "MOST_BOUNDED", most)
+        monkeypatch.setattr(bounds, "BOUNDED_EDGES", most)
         for replace in (False, True):
             same(arrays, seeds, [4, 9, 2], replace=replace, seed=2)
             same(arrays, seeds, [4, -1, 40], replace=replace, seed=2)
@@ -224,7 +225,7 @@ def test_rows_that_overlap(fanouts, poisoned):
 def test_a_graph_that_changes_meanwhile(dtype, fanout, replace, monkeypatch, poisoned):
     """Another stream may write to the graph between two steps: nothing is read or written out of bounds."""
     launch = on_cuda.lib.launch
-    monkeypatch.setattr(on_cuda, "MOST_BOUNDED", -1)  # so that steps are launched one by one
+    monkeypatch.setattr(bounds, "BOUNDED_EDGES", -1)  # so that steps are launched one by one
     for change in (lambda a: a.add_(10**6), lambda a: a.sub_(10**6), lambda a: a.zero_(), lambda a: a.flip(0)):
         indptr, indices, seeds = moved(*uneven(dtype), torch.arange(60).to(dtype))
 

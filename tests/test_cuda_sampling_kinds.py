@@ -13,6 +13,7 @@ import torch
 from cuda_cases import DEVICE, EMULATED
 from scipy.stats import chi2
 
+from gnnaccel.lower import bounds
 from gnnaccel.sampling import hetero_neighbor_sample, neighbor_sample, neighbors, on_cuda
 
 INDEX = (torch.int32, torch.int64)
@@ -88,7 +89,7 @@ def test_disjoint_trees(dtype, replace, fanouts, monkeypatch):
     same(graph, seeds, fanouts, replace=replace, disjoint=True, seed=3)
     same(graph, seeds, fanouts, replace=replace, disjoint=True, resample=True, seed=4)
     for most in (0, 50, 150):  # tables grow
-        monkeypatch.setattr(on_cuda, "MOST_BOUNDED", most)
+        monkeypatch.setattr(bounds, "BOUNDED_EDGES", most)
         same(graph, seeds, fanouts, replace=replace, disjoint=True, seed=most)
 
 
@@ -129,7 +130,7 @@ def test_types(dtype, disjoint, fanouts, monkeypatch):
         same(graph, seeds, fanouts, disjoint=disjoint, seed=7, **how)
         same(graph, seeds, fanouts, disjoint=disjoint, num_nodes={"c": 20}, node_types=["z", "a"], seed=8, **how)
     for most in (0, 60):
-        monkeypatch.setattr(on_cuda, "MOST_BOUNDED", most)
+        monkeypatch.setattr(bounds, "BOUNDED_EDGES", most)
         same(graph, {"b": seeds["b"]}, fanouts, disjoint=disjoint, num_nodes=SIZES, seed=9)
 
 
@@ -191,7 +192,7 @@ def test_a_weighted_batch_is_what_its_edges_say(dtype, replace, disjoint, fanout
             else:
                 assert len(chosen) == (fanout * (heavy > 0) if replace else min(fanout, heavy))
                 assert kind not in weight or all(weight[kind][k] > 0 for k in chosen)
-    monkeypatch.setattr(on_cuda, "MOST_BOUNDED", 40)
+    monkeypatch.setattr(bounds, "BOUNDED_EDGES", 40)
     assert lists(on_gpu(graph, seeds, fanouts, **how)._asdict()) == given
 
 
@@ -366,7 +367,7 @@ def test_wrong_times_and_nodes(poisoned):
 def test_a_graph_that_changes_meanwhile(fanout, replace, monkeypatch, poisoned):
     """Another stream may write into it between two stages: nothing is read or written out of bounds."""
     launch = on_cuda.lib.launch
-    monkeypatch.setattr(on_cuda, "MOST_BOUNDED", -1)  # so that steps are launched one by one
+    monkeypatch.setattr(bounds, "BOUNDED_EDGES", -1)  # so that steps are launched one by one
     changes = (lambda a: a.add_(10**6), lambda a: a.sub_(10**6), lambda a: a.zero_(), lambda a: a.flip(0))
     for change, weighted in itertools.product(changes, (False, True)):
         time = torch.arange(60, device=DEVICE)

@@ -10,6 +10,7 @@ from cuda_cases import DEVICE, DTYPES, EMULATED, INDEX, build, check, mixed, ran
 import gnnaccel
 from gnnaccel import ops, schedule, tiles
 from gnnaccel.graph.csr import Graph
+from gnnaccel.lower import bounds
 from gnnaccel.ops import reference
 from gnnaccel.tiles import gate
 from gnnaccel.tiles.translate import Tiles, translate
@@ -174,7 +175,7 @@ def dense_blocks(blocks=4, size=1024):
 @pytest.fixture
 def by_tiles(monkeypatch):
     """Names of the ops that have gone by tiles; small graphs may."""
-    monkeypatch.setattr(gate, "MIN_EDGES", 1000)
+    monkeypatch.setattr(bounds, "TILES_EDGES", 1000)
     gone = []
     for op in ("spmm", "sddmm"):
         module = sys.modules[f"gnnaccel.ops.{op}"]

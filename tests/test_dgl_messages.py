@@ -13,7 +13,7 @@ from dgl_compare import build, dgl, graph, outcome, rand, ring
 from torch import nn
 
 from gnnaccel import dgl_backend, report
-from gnnaccel.lazy import blocks
+from gnnaccel.lower import bounds
 
 import dgl.function as fn  # isort: skip  (after the shim)
 
@@ -426,19 +426,19 @@ def test_no_message_per_edge_is_made(reduce):
     dgl_backend.enable()
     x, w = rand(30, 64).requires_grad_(), rand(3000, 1).requires_grad_()
     g.ndata["h"], g.edata["w"] = x, w
-    stored, blocks.STORED_BYTES = blocks.STORED_BYTES, {}
+    stored, bounds.STORED_BYTES = bounds.STORED_BYTES, {}
     try:
         with _Wide(3000 * 64) as wide:
             g.update_all(message, reducer)
             torch.autograd.grad(g.ndata["o"].sum(), [x, w])
     finally:
-        blocks.STORED_BYTES = stored
+        bounds.STORED_BYTES = stored
     assert not wide.found
     assert not reasons(report.snapshot(), "message")
 
 
 def test_few_messages_are_dgls(monkeypatch):
-    monkeypatch.setattr(blocks, "FEW", {"cpu": 340 * 4})
+    monkeypatch.setattr(bounds, "FEW_MESSAGES", {"cpu": 340 * 4})
     g = graph(loops=True)
     g.ndata["h"] = rand(40, 4)
     dgl_backend.enable()

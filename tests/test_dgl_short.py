@@ -10,7 +10,8 @@ from dgl_compare import assert_same, both, build, compare, dgl, graph, rand
 import gnnaccel
 from gnnaccel import dgl_backend, tiles
 from gnnaccel.dgl_backend.structure import structure
-from gnnaccel.ops.ready import ONCE, Once, Ready, calls_of
+from gnnaccel.lower import bounds
+from gnnaccel.ops.ready import Once, Ready, calls_of
 
 import dgl.function as fn  # isort: skip  (after the shim)
 import dgl.nn as dglnn  # isort: skip
@@ -267,7 +268,7 @@ def test_later_uses_of_a_graph_make_its_call_ready():
     g.ndata["h"] = rand(40, 3)
     for call in (lambda: g.update_all(fn.copy_u("h", "m"), fn.sum("m", "n")), lambda: layer(g, g.ndata["h"])):
         before = [*calls_of(structure(g._graph)).values()]
-        for kind in [Once] * ONCE + [Ready] * 2:
+        for kind in [Once] * bounds.NEW_GRAPH_USES + [Ready] * 2:
             call()
             made = [r for r in calls_of(structure(g._graph)).values() if r not in before]
             assert [type(r) for r in made] == [kind]

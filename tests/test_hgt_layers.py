@@ -4,7 +4,8 @@ import pytest
 import torch
 from test_relation_sums import values
 
-from gnnaccel.ops import hgt_ends, hgt_layers
+from gnnaccel.lower import bounds
+from gnnaccel.ops import hgt_layers
 from gnnaccel.ops.hgt_layers import Ends, Features, Relations, hgt_layer, planned
 
 SIZES = (5, 7, 4, 0)
@@ -26,7 +27,7 @@ def keys(request, monkeypatch):
     """Which sources have keys and values; those with edges alone, as on a GPU."""
     if request.param != "of all":
         monkeypatch.setattr(hgt_layers, "_ON_ROWS", ("cpu", "cuda"))
-        monkeypatch.setattr(hgt_ends, "BESIDE", {} if request.param == "queries apart" else {"cpu": 1 << 20})
+        monkeypatch.setattr(bounds, "HGT_TOGETHER_BYTES", {} if request.param == "queries apart" else {"cpu": 1 << 20})
     return request.param
 
 

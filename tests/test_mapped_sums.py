@@ -8,8 +8,7 @@ from message_cases import graph_of
 from torch_geometric import nn
 
 from gnnaccel import pyg_backend, report
-from gnnaccel.lazy import blocks
-from gnnaccel.ops import mapped_sums
+from gnnaccel.lower import bounds
 from gnnaccel.ops.joined_sums import FILM, GATED, GATED_SKIP, LE
 from gnnaccel.ops.mapped_sums import mapped_sum
 
@@ -50,7 +49,7 @@ def defined(graph, x, maps, width, form):
 
 @pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
 def test_values_and_gradients(form, monkeypatch):
-    monkeypatch.setattr(mapped_sums, "_ROWS", 7)  # several blocks
+    monkeypatch.setattr(bounds, "MAPPED_SUM_ROWS", 7)  # several blocks
     graph = graph_of(N, N, 300)
     cases = ((8, torch.float64, 1e-9), (F, torch.float64, 1e-9), (5, torch.float32, 1e-4), (8, torch.bfloat16, 0.1))
     for width, dtype, bound in cases:
@@ -136,7 +135,7 @@ def test_what_is_left_to_other_ops():
 @pytest.mark.parametrize("frozen", [False, True])
 def test_layers(name, frozen, monkeypatch):
     """Both run so where messages are many, with PyG's results; their models keep their memory."""
-    monkeypatch.setitem(blocks.FEW, "cpu", 0)
+    monkeypatch.setitem(bounds.FEW_MESSAGES, "cpu", 0)
     torch.manual_seed(0)
     plain = getattr(nn, name)(F, 4).double()
     if frozen:

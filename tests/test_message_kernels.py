@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from gnnaccel.graph import files
+from gnnaccel.lower import bounds
 from gnnaccel.ops import messages as m
 from gnnaccel.ops.messages import generated, nvrtc
 from gnnaccel.ops.messages.derivatives import gradients
@@ -126,7 +127,7 @@ def test_kept_on_disk_are_those_used_last(tmp_path, monkeypatch):
     monkeypatch.setattr(nvrtc, "folder", lambda: tmp_path)
     monkeypatch.setattr(nvrtc, "version", lambda: (13, 0))
     monkeypatch.setattr(nvrtc, "compiled", lambda source, capability: source.encode())
-    monkeypatch.setattr(nvrtc, "_MOST_FILES", 4)
+    monkeypatch.setattr(bounds, "KERNEL_FILES", 4)
     of = {name: tmp_path / f"{nvrtc.key_of(name, (9, 0))}.cubin" for name in "abcde"}
     for age, name in enumerate("dcba"):
         nvrtc.code_of(name, (9, 0))

@@ -10,6 +10,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from gnnaccel import _library
+from gnnaccel.lower import bounds
 from gnnaccel.ops import normed_layers as module
 from gnnaccel.ops.normed_layers import normed_layers
 
@@ -20,7 +21,7 @@ BOUND = 2e-6  # of the largest value
 @pytest.fixture(autouse=True)
 def on_any_cpu(monkeypatch):
     monkeypatch.setattr(module, "_PAYS", True)
-    monkeypatch.setattr(module, "_FEW", (0, 0))
+    monkeypatch.setattr(bounds, "NORMED_NUMBERS", (0, 0))
 
 
 # rows, inner, width, outer: tiles and blocks of rows that are not full, widths of no whole vector
@@ -314,7 +315,7 @@ def test_errors_are_torch_s():
     "norm, rows, taken", [(True, 31, False), (True, 32, True), (False, 62, False), (False, 63, True)]
 )
 def test_few_rows_are_torch_s(norm, rows, taken, monkeypatch):
-    monkeypatch.setattr(module, "_FEW", (1000, 500))
+    monkeypatch.setattr(bounds, "NORMED_NUMBERS", (1000, 500))
     weight, _, gamma, beta, last, _ = parameters_of(8, 16, 4, False)
     norm = (gamma, beta) if norm else None
     out = normed_layers(torch.randn(rows, 8), (weight, None), norm, None, (last, None), 1e-5, 0.1)

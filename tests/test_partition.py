@@ -15,6 +15,7 @@ import gnnaccel
 from gnnaccel import data, distributed
 from gnnaccel.cli import main
 from gnnaccel.graph.network import network_of
+from gnnaccel.lower import bounds
 from gnnaccel.parts import assign, cut, files
 
 
@@ -111,7 +112,7 @@ def test_planted_communities_are_found():
 @pytest.mark.parametrize("room", [[1, 1, 1, 1, 1], [0, 1, 1, 0, 1], [0, 0, 0, 0, 0]])
 @pytest.mark.parametrize("few", [0, 96])
 def test_the_part_that_most_neighbours_are_in(monkeypatch, few, weighted, upward, room):
-    monkeypatch.setattr(assign, "_FEW", few)
+    monkeypatch.setattr(bounds, "PARTS_COUNTED", few)
     graph = gnnaccel.Graph.from_coo(torch.randint(30, (90,)), torch.randint(30, (90,)), num_rows=30, num_cols=30)
     network, _ = network_of(graph)
     network.weights = torch.randint(1, 5, network.cols.shape) if weighted else None

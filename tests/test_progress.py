@@ -10,6 +10,7 @@ import torch
 
 from gnnaccel.graph import community, progress
 from gnnaccel.graph.csr import Graph
+from gnnaccel.lower import bounds
 
 
 class Terminal(io.StringIO):
@@ -62,8 +63,8 @@ def test_terminal(clock, caplog, monkeypatch):
 
 
 def test_communities_say_where_they_are(monkeypatch, caplog):
-    monkeypatch.setattr(progress, "_QUIET_S", 0.0)
-    monkeypatch.setattr(progress, "_LOG_S", 0.0)
+    monkeypatch.setattr(bounds, "PROGRESS_QUIET_S", 0.0)
+    monkeypatch.setattr(bounds, "PROGRESS_LOG_S", 0.0)
     monkeypatch.setattr(progress.sys, "stderr", io.StringIO())
     rows, cols = torch.randint(300, (2, 3000), generator=torch.Generator().manual_seed(0))
     with caplog.at_level(logging.INFO, logger="gnnaccel"):

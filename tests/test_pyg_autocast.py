@@ -16,7 +16,8 @@ from torch_geometric import nn, utils
 from torch_geometric.nn.conv import MessagePassing
 
 from gnnaccel import _library
-from gnnaccel.lazy import blocks, reduce
+from gnnaccel.lazy import reduce
+from gnnaccel.lower import bounds
 from gnnaccel.pyg_backend import accelerate
 
 pyg_cases.prepare_pyg()
@@ -59,8 +60,8 @@ def place(request, monkeypatch):
 def sizes(request, monkeypatch):
     """Messages all made at once, or in blocks of a few edges."""
     if request.param == "in blocks":
-        monkeypatch.setattr(blocks, "STORED_BYTES", {})
-        monkeypatch.setattr(blocks, "BLOCK_BYTES", {"cpu": 900, "cuda": 900})
+        monkeypatch.setattr(bounds, "STORED_BYTES", {})
+        monkeypatch.setattr(bounds, "BLOCK_BYTES", {"cpu": 900, "cuda": 900})
 
 
 class Layer(MessagePassing):

@@ -8,7 +8,7 @@ from torch_geometric import nn
 from torch_geometric.typing import WITH_TORCH_SPARSE, SparseTensor
 
 from gnnaccel import pyg_backend, report
-from gnnaccel.lazy import blocks
+from gnnaccel.lower import bounds
 from gnnaccel.pyg_backend import propagate
 
 N, D, OUT = 12, 16, 16
@@ -96,7 +96,7 @@ LAYERS = {  # layer, how wide the edge features are that it reads, whether PyG's
 def test_one_way_for_few(name, form, monkeypatch):
     """GENConv of edges left to PyG and of their matrix with us rounded differently: 1.3e-7 of 9e-4."""
     make, width, left = LAYERS[name]
-    monkeypatch.setattr(blocks, "FEW", MOST)
+    monkeypatch.setattr(bounds, "FEW_MESSAGES", MOST)
     torch.manual_seed(3)
     plain, index = make(), edges()
     layer = pyg_backend.accelerate(copy.deepcopy(plain))
@@ -117,7 +117,7 @@ def test_one_way_for_few(name, form, monkeypatch):
 @pytest.mark.parametrize("few", [{}, {"cpu": 60 * D}], ids=["many", "few for others"])
 def test_one_way_for_gates(form, few, monkeypatch):
     """Of ResGatedGraphConv an eighth as many messages are few: those between are one op for both."""
-    monkeypatch.setattr(blocks, "FEW", few)
+    monkeypatch.setattr(bounds, "FEW_MESSAGES", few)
     layer, index = pyg_backend.accelerate(nn.ResGatedGraphConv(D, OUT)), edges()
     found = [results(layer, each) for each in (index, FORMS[form](index, torch.ones(index.shape[1])))]
     assert not found[0][1] and not found[1][1]
@@ -129,7 +129,7 @@ def test_one_way_for_gates(form, few, monkeypatch):
 def test_many_after_few(form, monkeypatch):
     """A matrix of the same shape may have more nonzeros, and a layer that was left to PyG looks again."""
     few, many = edges(20), edges(100)
-    monkeypatch.setattr(blocks, "FEW", {"cpu": 40 * D})
+    monkeypatch.setattr(bounds, "FEW_MESSAGES", {"cpu": 40 * D})
     layer = pyg_backend.accelerate(nn.GENConv(D, OUT))
     for index, left in ((few, True), (few, True), (many, False), (few, True)):
         assert results(layer, FORMS[form](index, torch.ones(index.shape[1])))[1] == left
@@ -137,7 +137,7 @@ def test_many_after_few(form, monkeypatch):
 
 def test_int32_is_ours(monkeypatch):
     """torch's scatters have wrong gradients for it."""
-    monkeypatch.setattr(blocks, "FEW", MOST)
+    monkeypatch.setattr(bounds, "FEW_MESSAGES", MOST)
     layer, index = pyg_backend.accelerate(nn.GENConv(D, OUT)), edges(dtype=torch.int32)
     for _ in range(2):
         assert not results(layer, csr(index, torch.ones(index.shape[1])))[1]
@@ -148,7 +148,7 @@ def test_int32_is_ours(monkeypatch):
 @pytest.mark.parametrize("few", [{}, MOST], ids=["many", "few"])
 @pytest.mark.parametrize("wrong", ["features", "rows", "flow"])
 def test_refused_as_by_pyg(wrong, few, form, monkeypatch):
-    monkeypatch.setattr(blocks, "FEW", few)
+    monkeypatch.setattr(bounds, "FEW_MESSAGES", few)
     index = edges()
     values = numbers(index.shape[1], 3) if wrong == "features" else torch.ones(index.shape[1])
     plain = nn.ResGatedGraphConv(D, OUT, flow="target_to_source" if wrong == "flow" else "source_to_target")

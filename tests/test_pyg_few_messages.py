@@ -9,6 +9,7 @@ from torch_geometric import nn
 
 from gnnaccel import pyg_backend, report
 from gnnaccel.lazy import blocks
+from gnnaccel.lower import bounds
 from gnnaccel.pyg_backend import propagate
 
 N, E, D = 12, 40, 6
@@ -55,7 +56,7 @@ CASES = {
 @pytest.mark.parametrize("name", CASES)
 def test_few_messages(name, device, monkeypatch):
     make, edge_index, where = CASES[name]
-    monkeypatch.setattr(blocks, "FEW", dict.fromkeys(("cpu", "cuda"), E * D))
+    monkeypatch.setattr(bounds, "FEW_MESSAGES", dict.fromkeys(("cpu", "cuda"), E * D))
     plain, edge_index = make().double().to(device), edge_index.to(device)
     layer = pyg_backend.accelerate(copy.deepcopy(plain))
     want = both(plain, edge_index.long())
@@ -71,7 +72,7 @@ def test_few_messages(name, device, monkeypatch):
 
 
 def test_order_that_somebody_asked_for(device, monkeypatch):
-    monkeypatch.setattr(blocks, "FEW", dict.fromkeys(("cpu", "cuda"), E * D))
+    monkeypatch.setattr(bounds, "FEW_MESSAGES", dict.fromkeys(("cpu", "cuda"), E * D))
     layer = pyg_backend.accelerate(nn.CGConv(D).double().to(device))
     torch.use_deterministic_algorithms(True)
     report.reset()
@@ -96,8 +97,8 @@ OTHERS = {
 def test_few_messages_of_others(name, device, monkeypatch):
     make, call, left = OTHERS[name]
     few = (E + N) * D // 2  # twice as many on the CPU where rows are short; FAConv adds loops
-    counts = propagate._UPDATING
-    monkeypatch.setattr(blocks, "FEW", {"cpu": counts["cpu"] * few, "cuda": 2 * counts["cuda"] * few})
+    counts = bounds.COUNTS_UPDATED
+    monkeypatch.setattr(bounds, "FEW_MESSAGES", {"cpu": counts["cpu"] * few, "cuda": 2 * counts["cuda"] * few})
     plain = make().double().to(device)
     layer = pyg_backend.accelerate(copy.deepcopy(plain))
     x = features(device)
@@ -140,7 +141,7 @@ def test_few_messages_of_forwards_of_ours(name, device, monkeypatch):
         counts.get(device.type, 1) * E * D / (2 if device.type == "cpu" else 1)
     )  # twice as many where rows are short
     for few, left in ((numbers, True), (numbers - 0.5, False)):
-        monkeypatch.setattr(blocks, "FEW", {device.type: few})
+        monkeypatch.setattr(bounds, "FEW_MESSAGES", {device.type: few})
         layer = pyg_backend.accelerate(copy.deepcopy(plain))
         for _ in range(2):
             found = []
@@ -168,7 +169,7 @@ def test_calls_alike(name, device, monkeypatch):
     make, expected = AT_ONCE[name]
     plain = make().double().to(device)
     layer, edge_index, asked = pyg_backend.accelerate(copy.deepcopy(plain)), graph().to(device), []
-    monkeypatch.setattr(blocks, "FEW", dict.fromkeys(("cpu", "cuda"), 100 * E * D))
+    monkeypatch.setattr(bounds, "FEW_MESSAGES", dict.fromkeys(("cpu", "cuda"), 100 * E * D))
     are_few = propagate.are_few
     monkeypatch.setattr(propagate, "are_few", lambda *given: asked.append(1) or are_few(*given))
 
@@ -186,16 +187,16 @@ def test_calls_alike(name, device, monkeypatch):
         assert not call() and reasons() == {propagate.FEW}
         assert call(N - 1, graph().to(device) % (N - 1)) and call(edges=graph(E - 1).to(device))
         assert call() and not call()
-        monkeypatch.setattr(blocks, "FEW", {})
+        monkeypatch.setattr(bounds, "FEW_MESSAGES", {})
         assert call() and call()  # many: ours
-        monkeypatch.setattr(blocks, "FEW", dict.fromkeys(("cpu", "cuda"), 100 * E * D))
+        monkeypatch.setattr(bounds, "FEW_MESSAGES", dict.fromkeys(("cpu", "cuda"), 100 * E * D))
         call()
         torch.use_deterministic_algorithms(True)
         assert call()
 
 
 def test_other_calls_in_between(monkeypatch):
-    monkeypatch.setattr(blocks, "FEW", {"cpu": 100 * E * D})
+    monkeypatch.setattr(bounds, "FEW_MESSAGES", {"cpu": 100 * E * D})
     layer, x = pyg_backend.accelerate(nn.SAGEConv(D, D, "std").double()), features("cpu")
     for dtype in (torch.long, torch.long, torch.int32, torch.int32, torch.long):
         report.reset()
@@ -205,7 +206,7 @@ def test_other_calls_in_between(monkeypatch):
 
 def test_calls_alike_but_for_gradients(monkeypatch):
     """Of edges without gradients more messages are few."""
-    monkeypatch.setattr(blocks, "FEW", {"cpu": E * D})
+    monkeypatch.setattr(bounds, "FEW_MESSAGES", {"cpu": E * D})
     layer, x, edge_index = (
         pyg_backend.accelerate(nn.GINEConv(perceptron(), edge_dim=D).double()),
         features("cpu"),
@@ -230,7 +231,7 @@ class Keywords(nn.MessagePassing):
 
 
 def test_names_of_arguments(monkeypatch):
-    monkeypatch.setattr(blocks, "FEW", {"cpu": 100 * E * D})
+    monkeypatch.setattr(bounds, "FEW_MESSAGES", {"cpu": 100 * E * D})
     plain, x = Keywords(), features("cpu")
     layer = pyg_backend.accelerate(copy.deepcopy(plain))
     for given in ({}, {"function": 7}, {"function": 7}, {"function": 7, "conv": 1, "why": 2}):
@@ -239,7 +240,7 @@ def test_names_of_arguments(monkeypatch):
 
 
 def test_reasons_that_come_before(monkeypatch):
-    monkeypatch.setattr(blocks, "FEW", {"cpu": 100 * E * D})
+    monkeypatch.setattr(bounds, "FEW_MESSAGES", {"cpu": 100 * E * D})
     plain, x, edge_index = nn.EdgeConv(torch.nn.Linear(2 * D, D)).double(), features("cpu"), graph()
     layer = pyg_backend.accelerate(copy.deepcopy(plain))
 
@@ -284,7 +285,7 @@ def test_few_edges_of_several_types(name, many, device, monkeypatch):
     """Of HGTConv where somebody watches a part of it, or all is one op."""
     make, arguments, times = TYPED[name]
     edges, counts = E * (2 if name == "HGT" else 1), times.get(device.type)
-    monkeypatch.setattr(blocks, "FEW", {device.type: edges * D * (counts or 1) - many})
+    monkeypatch.setattr(bounds, "FEW_MESSAGES", {device.type: edges * D * (counts or 1) - many})
     plain, ends = make().double().to(device), graph().to(device)
     layer, found = pyg_backend.accelerate(copy.deepcopy(plain)), []
     if name == "HGT":
@@ -307,6 +308,6 @@ def test_few_edges_of_several_types(name, many, device, monkeypatch):
 @pytest.mark.parametrize("edges, nodes, few", [(80, 10, False), (40, 10, True), (80, 20, True), (81, 20, False)])
 def test_short_rows(edges, nodes, few, monkeypatch):
     """Twice as many messages are few where a node has four edges at most, on the CPU."""
-    monkeypatch.setattr(blocks, "FEW", {"cpu": 320, "cuda": 320})
+    monkeypatch.setattr(bounds, "FEW_MESSAGES", {"cpu": 320, "cuda": 320})
     assert blocks.are_few("cpu", edges, nodes, 8) == few
     assert blocks.are_few("cuda", edges, nodes, 8) == (edges == 40)

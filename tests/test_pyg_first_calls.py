@@ -9,7 +9,7 @@ from torch_geometric import nn
 
 import gnnaccel
 from gnnaccel import pyg_backend, report
-from gnnaccel.lazy import blocks
+from gnnaccel.lower import bounds
 from gnnaccel.pyg_backend.propagate import NEW
 
 N, E, D = 12, 40, 6
@@ -30,7 +30,7 @@ LAYERS = {
 
 @pytest.fixture
 def at_first(monkeypatch):
-    monkeypatch.setattr(blocks, "FEW_AT_FIRST", {"cpu": E * D})
+    monkeypatch.setattr(bounds, "FEW_AT_FIRST", {"cpu": E * D})
 
 
 def edges(count=E, seed=1):
@@ -83,7 +83,7 @@ def test_what_is_never_left(at_first, monkeypatch):
     torch.use_deterministic_algorithms(True)
     assert not run(layer, edges())[0]
     torch.use_deterministic_algorithms(False)
-    monkeypatch.setattr(blocks, "FEW_AT_FIRST", {})
+    monkeypatch.setattr(bounds, "FEW_AT_FIRST", {})
     assert not run(layer, edges())[0]
 
 

@@ -17,6 +17,7 @@ from torch_geometric.data import HeteroData
 from torch_geometric.transforms import ToUndirected
 
 from gnnaccel import pyg_backend, report
+from gnnaccel.lower import bounds
 
 
 @pytest.mark.parametrize("aggr", ["sum", "mean", "max"])
@@ -194,13 +195,12 @@ def test_attention_without_edges_has_second_derivatives():
 
 def test_attention_on_new_edges_is_not_joined(monkeypatch, always):
     """On the CPU; its edges may be gone after one step."""
-    from gnnaccel.pyg_backend import edge_types
 
     graph = data(8)
     model = pyg_backend.accelerate(nn.HeteroConv({r: PLAIN["GAT averaged"](n) for n, r in enumerate(RELATIONS)}))
     report.reset()
     for once, walks in ((3, 0), (-1, 1)):
-        monkeypatch.setattr(edge_types, "ONCE", once)
+        monkeypatch.setattr(bounds, "NEW_GRAPH_USES", once)
         for _ in range(2):
             model(graph.x_dict, graph.edge_index_dict)
         site = report.snapshot().get("pyg.HeteroConv")
@@ -294,12 +294,10 @@ def _walks():
 @pytest.fixture
 def always(monkeypatch):
     """It is worth it on tiny graphs as well, and on new ones."""
-    from gnnaccel.ops import relation_layers
-    from gnnaccel.pyg_backend import edge_type_layers, edge_types
+    from gnnaccel.pyg_backend import edge_type_layers
 
-    for name, value in (("_TINY", 0), ("ONCE", -1)):
-        monkeypatch.setattr(edge_types, name, value)
-    monkeypatch.setattr(relation_layers, "_TINY", 0)
+    for name, value in (("TRAINED_WEIGHTS_TINY", 0), ("NEW_GRAPH_USES", -1), ("RELATION_LAYERS_TINY", 0)):
+        monkeypatch.setattr(bounds, name, value)
     monkeypatch.setattr(edge_type_layers, "_DEVICES", {})
 
 
@@ -310,7 +308,7 @@ def lasting(request, monkeypatch, always):
     from gnnaccel.pyg_backend import edge_types
 
     if request.param != "seen before":
-        monkeypatch.setattr(edge_types, "ONCE", 1000)
+        monkeypatch.setattr(bounds, "NEW_GRAPH_USES", 1000)
     if request.param == "new":
         monkeypatch.setattr(edge_types, "_SORTED_ON", ("cpu", "cuda"))
     return request.param

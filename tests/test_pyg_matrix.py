@@ -14,6 +14,7 @@ from torch_geometric.nn.conv import MessagePassing
 
 from gnnaccel import pyg_backend, report
 from gnnaccel.lazy import blocks, programs
+from gnnaccel.lower import bounds
 
 pyg_cases.prepare_pyg()
 
@@ -109,8 +110,8 @@ def without_programs(request, monkeypatch):
     which a backward pass goes through once, or for sources once more."""
     monkeypatch.setattr(programs, "translated", lambda graph, expression: None)
     if request.param != "stored":
-        monkeypatch.setattr(blocks, "STORED_BYTES", {})
-        monkeypatch.setattr(blocks, "BLOCK_BYTES", {"cpu": 9000, "cuda": 9000})
+        monkeypatch.setattr(bounds, "STORED_BYTES", {})
+        monkeypatch.setattr(bounds, "BLOCK_BYTES", {"cpu": 9000, "cuda": 9000})
     if request.param == "in blocks, twice":
         monkeypatch.setattr(blocks, "_may_scatter", lambda graph, sources: False)
 

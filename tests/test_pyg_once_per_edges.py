@@ -14,7 +14,7 @@ from torch_geometric.nn.conv.gcn_conv import gcn_norm
 
 from gnnaccel import pyg_backend
 from gnnaccel.graph.cache import derived
-from gnnaccel.lazy import blocks
+from gnnaccel.lower import bounds
 from gnnaccel.pyg_backend import directed, helpers
 
 
@@ -154,7 +154,7 @@ TRACED = {
 @pytest.mark.parametrize("few", [0, 1 << 20])
 @pytest.mark.parametrize("name", TRACED)
 def test_a_trace_holds_nothing_that_is_remembered(name, few, monkeypatch):
-    monkeypatch.setattr(blocks, "FEW", {"cpu": few})
+    monkeypatch.setattr(bounds, "FEW_MESSAGES", {"cpu": few})
     plain = TRACED[name]()
     layer = pyg_backend.accelerate(copy.deepcopy(plain))
     x, index, other = rand(N, D), edges(), edges().roll(1, 1).flip(0)

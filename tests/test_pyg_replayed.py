@@ -15,6 +15,7 @@ from torch_geometric import nn
 from torch_geometric.nn import models
 
 from gnnaccel import report
+from gnnaccel.lower import bounds
 from gnnaccel.ops import _packed
 from gnnaccel.ops._arrays import Structure
 from gnnaccel.ops._described import Described
@@ -28,7 +29,7 @@ on_a_gpu = pytest.mark.skipif(not CUDA, reason="no CUDA GPU here")
 @pytest.fixture
 def as_values(monkeypatch):
     monkeypatch.setattr(compiling, "_found_replayed", lambda device: True)
-    monkeypatch.setattr(compiling, "FEW_NUMBERS", 0)
+    monkeypatch.setattr(bounds, "FEW_COMPILED", 0)
     calls, packed = [], _packed._packed
     monkeypatch.setattr(_packed, "_packed", lambda *args: (calls.append(args), packed(*args))[1])
     return calls
@@ -86,7 +87,7 @@ def test_without_gradients(as_values):
 
 def test_large_graphs(as_values, monkeypatch):
     """They keep their lists of work."""
-    monkeypatch.setattr(_packed, "MOST_EDGES", E - 1)
+    monkeypatch.setattr(bounds, "PACKED_EDGES", E - 1)
     plain, model = pair_of(LAYERS["SAGE"][0])
     agree(plain, model, compiled(model), rand(N, D), without_loops())
     assert not as_values
@@ -106,13 +107,13 @@ def test_few_numbers(name, as_values, monkeypatch):
     """Sums without weights are Inductor's in a program of CUDA graphs, if they are small."""
     make, rest = LAYERS[name]
     plain, model = pair_of(make)
-    monkeypatch.setattr(compiling, "FEW_NUMBERS", E * D)
+    monkeypatch.setattr(bounds, "FEW_COMPILED", E * D)
     agree(plain, model, compiled(model), rand(N, D), without_loops(), *rest)
     assert bool(as_values) == SUMS[name] and counts() == {(SUMS[name], not SUMS[name])}
     for edges_now, most in ((without_loops(), E * D - 1), (without_loops().int(), E * D)):
         torch.compiler.reset()
         as_values.clear()
-        monkeypatch.setattr(compiling, "FEW_NUMBERS", most)
+        monkeypatch.setattr(bounds, "FEW_COMPILED", most)
         compiled(model)(rand(N, D), edges_now, *rest)
         assert as_values
 

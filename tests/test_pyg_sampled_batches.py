@@ -12,7 +12,7 @@ from torch_geometric.utils import trim_to_layer  # noqa: E402
 from gnnaccel import ops, pyg_backend  # noqa: E402
 from gnnaccel.graph import hops  # noqa: E402
 from gnnaccel.graph.csr import Graph  # noqa: E402
-from gnnaccel.ops import sampled_sums  # noqa: E402
+from gnnaccel.lower import bounds  # noqa: E402
 from gnnaccel.pyg_backend import sampled_batches  # noqa: E402
 from gnnaccel.pyg_backend.graph import from_edge_index, hops_of  # noqa: E402
 
@@ -22,7 +22,7 @@ DEVICE = "cuda" if torch.cuda.is_available() and ops.has_cuda_kernels() else "cp
 
 @pytest.fixture(autouse=True)
 def _plugin(monkeypatch):
-    monkeypatch.setattr(sampled_sums, "LEAST", 0)
+    monkeypatch.setattr(bounds, "SAMPLED_PRODUCTS", 0)
     pyg_backend.enable()
     yield
     pyg_backend.disable()

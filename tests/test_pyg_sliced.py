@@ -18,7 +18,7 @@ from torch_geometric.nn import GATConv, GCNConv, GINConv, GraphConv, SAGEConv  #
 from gnnaccel import ops, pyg_backend, report  # noqa: E402
 from gnnaccel.lazy import caller, first_rows  # noqa: E402
 from gnnaccel.lazy.first_rows import FirstRows  # noqa: E402
-from gnnaccel.ops import sampled_sums  # noqa: E402
+from gnnaccel.lower import bounds  # noqa: E402
 from gnnaccel.pyg_backend import sliced  # noqa: E402
 
 NODES, EDGES = 300, 1200
@@ -29,7 +29,7 @@ DEVICE = "cuda" if torch.cuda.is_available() and ops.has_cuda_kernels() else "cp
 @pytest.fixture(autouse=True)
 def rows(monkeypatch):
     """Rows that layers have computed."""
-    monkeypatch.setattr(sampled_sums, "LEAST", 0)
+    monkeypatch.setattr(bounds, "SAMPLED_PRODUCTS", 0)
     seen = []
     compute = sliced._Layer.compute
 

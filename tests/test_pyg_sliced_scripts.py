@@ -15,7 +15,7 @@ from torch_geometric.nn import GATConv, GraphSAGE, SAGEConv  # noqa: E402
 
 from gnnaccel import pyg_backend  # noqa: E402
 from gnnaccel.lazy import in_place  # noqa: E402
-from gnnaccel.ops import sampled_sums  # noqa: E402
+from gnnaccel.lower import bounds  # noqa: E402
 from gnnaccel.pyg_backend import sliced  # noqa: E402
 
 IN, WIDTH, OUT, SEEDS = 6, 8, 4, 8
@@ -24,7 +24,7 @@ IN, WIDTH, OUT, SEEDS = 6, 8, 4, 8
 @pytest.fixture(autouse=True)
 def steps(monkeypatch):
     """Layers that were asked for rows, and how many."""
-    monkeypatch.setattr(sampled_sums, "LEAST", 0)
+    monkeypatch.setattr(bounds, "SAMPLED_PRODUCTS", 0)
     seen, compute = [], sliced._Layer.compute
     monkeypatch.setattr(sliced._Layer, "compute", lambda self, *given: seen.append(given[0]) or compute(self, *given))
     pyg_backend.enable()

@@ -13,8 +13,8 @@ from torch_geometric import nn
 from torch_geometric.utils import dropout_edge
 
 from gnnaccel import pyg_backend, report
-from gnnaccel.ops import relation_layers
-from gnnaccel.pyg_backend import edge_type_layers, edge_types
+from gnnaccel.lower import bounds
+from gnnaccel.pyg_backend import edge_type_layers
 
 torch.fx.wrap("dropout_edge")
 
@@ -22,9 +22,8 @@ torch.fx.wrap("dropout_edge")
 @pytest.fixture(autouse=True)
 def always(monkeypatch):
     """It is worth it on tiny graphs as well, and on new ones."""
-    for name, value in (("_TINY", 0), ("ONCE", -1)):
-        monkeypatch.setattr(edge_types, name, value)
-    monkeypatch.setattr(relation_layers, "_TINY", 0)
+    for name, value in (("TRAINED_WEIGHTS_TINY", 0), ("NEW_GRAPH_USES", -1), ("RELATION_LAYERS_TINY", 0)):
+        monkeypatch.setattr(bounds, name, value)
     monkeypatch.setattr(edge_type_layers, "_DEVICES", {})
 
 

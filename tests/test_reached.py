@@ -1,11 +1,11 @@
 """What counts the calls of tests fails where it is to: on reports as the plug-ins make them."""
 
 import pytest
-from reached import REFUSED, Counted, Left, bounds, by_design, calls_of
+from reached import REFUSED, Counted, Left, bounded, by_design, calls_of
 
 from gnnaccel import report
 from gnnaccel.lazy import blocks
-from gnnaccel.ops import sampled_sums
+from gnnaccel.lower import bounds
 
 
 def calls(kind="pyg.Layer", accelerated=0, left=0, reason="it writes in place"):
@@ -25,13 +25,13 @@ def counted(make, expected=None):
 
 
 def test_bounds_are_0_inside():
-    own = {("gnnaccel.lazy.blocks", "FEW"): {"cpu": 100}, ("gnnaccel.ops.sampled_sums", "LEAST"): 100}
-    with bounds(own):
+    own = {"FEW_MESSAGES": {"cpu": 100}, "SAMPLED_PRODUCTS": 100}
+    with bounded(own):
         assert blocks.are_few("cpu", 10, 9, 10)
         with Counted("a test") as found, found.case():
-            assert not blocks.are_few("cpu", 10, 9, 10) and sampled_sums.LEAST == 0
+            assert not blocks.are_few("cpu", 10, 9, 10) and bounds.SAMPLED_PRODUCTS == 0
             calls(accelerated=1)
-        assert blocks.are_few("cpu", 10, 9, 10) and sampled_sums.LEAST == 100
+        assert blocks.are_few("cpu", 10, 9, 10) and bounds.SAMPLED_PRODUCTS == 100
 
 
 def test_nine_tenths():

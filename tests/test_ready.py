@@ -14,6 +14,7 @@ from torch.utils.checkpoint import checkpoint
 import gnnaccel
 from gnnaccel import ops, schedule
 from gnnaccel.graph.csr import Graph
+from gnnaccel.lower import bounds
 from gnnaccel.ops import ready, reference
 from gnnaccel.schedule import worklist
 
@@ -68,7 +69,7 @@ def used():
     """A graph with ready sums of 5 features, and their scales."""
     graph = again(make("power_law"))
     source, row = scales(graph, torch.float64)
-    for case in CASES * (1 + ready.ONCE):
+    for case in CASES * (1 + bounds.NEW_GRAPH_USES):
         op_of(case, graph, source, row)(rand(graph.num_cols, 5).requires_grad_()).sum().backward()
     assert [type(call) for call in kept(graph)] == [ready.Ready] * 3
     return graph, source, row
@@ -141,9 +142,9 @@ def test_an_evaluation_before_training(case):
     graph = again(make("power_law"))
     source, row = scales(graph, torch.float64)
     with torch.inference_mode():
-        for _ in range(1 + ready.ONCE):
+        for _ in range(1 + bounds.NEW_GRAPH_USES):
             want = op_of(case, graph, source, row)(x := rand(graph.num_cols, 5))
-    for _ in range(1 + ready.ONCE):
+    for _ in range(1 + bounds.NEW_GRAPH_USES):
         out = op_of(case, graph, source, row)(leaf := x.clone().requires_grad_())
         (grad,) = torch.autograd.grad(out.sum(), leaf)
     assert torch.equal(out, want) and [call.backward is None for call in kept(graph)] == [True, False]
@@ -160,10 +161,10 @@ def test_the_first_call_on_a_graph(name, case, dtype):
         graph, results = again(make(name, index)), []
         source, row = scales(graph, dtype)
         x, upstream = rand(graph.num_cols, 5, dtype=dtype).requires_grad_(), rand(graph.num_rows, 5, dtype=dtype)
-        for turned in [False] * ready.ONCE + [True] * 2:
+        for turned in [False] * bounds.NEW_GRAPH_USES + [True] * 2:
             out = op_of(case, graph, source, row)(x)
             results.append((out.detach(), *torch.autograd.grad(out, x, upstream)))
-            if graph.nnz <= ready._SMALL["cpu"] and x.numel() and out.numel():
+            if graph.nnz <= bounds.SMALL_GRAPH["cpu"] and x.numel() and out.numel():
                 assert (graph._transposed is not None) == turned
         for later in results[1:]:
             assert all(torch.equal(a, b) for a, b in zip(results[0], later, strict=True))
@@ -278,7 +279,7 @@ def test_what_is_ready_dies_with_its_graph():
     gc.disable()
     try:
         graph = again(make("power_law"))
-        for _ in range(1 + ready.ONCE):
+        for _ in range(1 + bounds.NEW_GRAPH_USES):
             ops.spmm(graph, rand(120, 5).requires_grad_()).sum().backward()
         call = weakref.ref(graph), kept(graph)[0]
         del graph
@@ -295,7 +296,7 @@ def test_first_sums_of_a_graph_that_lasts_go_back_by_its_own_calls(case, monkeyp
     plain = ready.Once.transposed
     monkeypatch.setattr(ready.Once, "transposed", lambda *given, **more: turned.append(1) or plain(*given, **more))
     found = []
-    for uses in (ready.ONCE, ready.ONCE + 1):
+    for uses in (bounds.NEW_GRAPH_USES, bounds.NEW_GRAPH_USES + 1):
         graph = again(make("power_law"))
         op = op_of(case, graph, source, row)
         torch.manual_seed(0)
@@ -304,5 +305,5 @@ def test_first_sums_of_a_graph_that_lasts_go_back_by_its_own_calls(case, monkeyp
         seeds = seeds or [rand(*out.shape) for out in outs]
         grads = zip(xs, outs, [*seeds, seeds[0]], strict=False)
         found.append([torch.autograd.grad(out, x, seed)[0] for x, out, seed in grads])
-    assert len(turned) == ready.ONCE
+    assert len(turned) == bounds.NEW_GRAPH_USES
     assert all(map(torch.equal, found[0], found[1]))

@@ -10,6 +10,7 @@ from oracle import check, rand
 
 from gnnaccel import ops
 from gnnaccel.graph.csr import Graph
+from gnnaccel.lower import bounds
 from gnnaccel.ops import ready, ready_weighted, reference
 
 general = importlib.import_module("gnnaccel.ops.spmm").choose
@@ -64,9 +65,9 @@ def test_the_first_call_on_a_graph(name, dtype, wanted):
         graph, found = again(make(name, index)), []
         x = rand(graph.num_cols, 8, dtype=dtype).requires_grad_(wanted[0])
         weight = rand(graph.nnz, dtype=dtype).requires_grad_(wanted[1])
-        for made in [False] * ready.ONCE + [True] * 2:
+        for made in [False] * bounds.NEW_GRAPH_USES + [True] * 2:
             found.append(results(ops.spmm(graph, x, weight), x, weight))
-            if 0 < graph.nnz <= ready._SMALL["cpu"]:
+            if 0 < graph.nnz <= bounds.SMALL_GRAPH["cpu"]:
                 assert (graph._transposed is not None) == (made and wanted[0])
         for later in found[1:]:
             assert all(torch.equal(a, b) for a, b in zip(found[0], later, strict=True))

@@ -7,6 +7,7 @@ import torch
 from test_relation_sums import definition, graph, keeper, values
 
 from gnnaccel.graph.stack import factor
+from gnnaccel.lower import bounds
 from gnnaccel.ops import relation_layers as module
 from gnnaccel.ops import relation_rows
 from gnnaccel.ops.relation_layers import Target, relation_layers
@@ -28,10 +29,10 @@ KINDS = {
 @pytest.fixture(autouse=True, params=["side by side", "rows"])
 def tiny(request, monkeypatch):
     """What takes less one by one is put together as well. rows: of those that have edges alone, as on a GPU."""
-    monkeypatch.setattr(module, "_TINY", 0)
+    monkeypatch.setattr(bounds, "RELATION_LAYERS_TINY", 0)
     if request.param == "rows":
         monkeypatch.setattr(sys.modules[__name__], "WIDTHS", (4,) * len(SIZES))
-        monkeypatch.setattr(relation_rows, "_CHUNK", 2)
+        monkeypatch.setattr(bounds, "TOTALS_ROWS", 2)
 
         def plan_of(targets, *given):
             *given, kept = given
@@ -228,7 +229,7 @@ def test_what_is_summed_one_by_one(why, monkeypatch):
     targets, _ = case("sum", RELATIONS[:3])
     first = targets[0].terms[0]
     if why == "many":
-        monkeypatch.setattr(module, "_SMALL", 0)
+        monkeypatch.setattr(bounds, "RELATION_LAYERS_WORK", 0)
     elif why == "weighted":
         targets[0].terms[0] = first._replace(edge_weight=values(9, seed=90))
     else:
@@ -243,7 +244,7 @@ def test_what_is_summed_one_by_one(why, monkeypatch):
 
 @pytest.mark.parametrize("kinds, made", [("sum", 2), ("factors", 2), ("weighted", 0)])
 def test_what_takes_less_by_itself(kinds, made, monkeypatch):
-    monkeypatch.setattr(module, "_TINY", 1 << 22)
+    monkeypatch.setattr(bounds, "RELATION_LAYERS_TINY", 1 << 22)
     targets, _ = case("sum" if kinds == "weighted" else kinds)
     if kinds == "weighted":
         targets[0].terms[0] = targets[0].terms[0]._replace(edge_weight=values(9, seed=90))

@@ -10,6 +10,7 @@ from torch.autograd import gradcheck, gradgradcheck
 
 from gnnaccel import Graph, ops
 from gnnaccel.graph.cache import derived
+from gnnaccel.lower import bounds
 from gnnaccel.ops import _relations, reference
 from gnnaccel.ops.relational import Own, _edges_by_bases, relational_layer
 
@@ -67,7 +68,7 @@ def pair(graph, types, given, reduce):
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", ["no_edges", "one_edge", "empty_rows", "duplicates", "tall", "wide", "power_law"])
 def test_matches_reference(name, kind, dtype, least_rows, monkeypatch):
-    monkeypatch.setattr(_relations, "_LEAST_ROWS", least_rows)
+    monkeypatch.setattr(bounds, "RELATION_CHUNK", least_rows)
     reduce = KINDS[kind][3]
     if dtype == torch.bfloat16 and (reduce != "sum" or name not in ("tall", "wide")):
         pytest.skip("what is rounded before the maps differs in its last bits")

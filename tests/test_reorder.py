@@ -8,6 +8,7 @@ import torch
 
 from gnnaccel.graph import community, network, reorder
 from gnnaccel.graph.csr import Graph
+from gnnaccel.lower import bounds
 
 GROUP = 40  # nodes of a planted community
 
@@ -217,7 +218,7 @@ def dense_of(made):
 
 def test_levels_hold_the_sums_of_a_dense_product(monkeypatch, device):
     """In tiny chunks: rows longer than one, communities that end inside one."""
-    monkeypatch.setattr(network, "_CHUNK_EDGES", 50)
+    monkeypatch.setattr(bounds, "COMMUNITY_CHUNK_EDGES", 50)
     graph = graphs.make("power_law").to(device)
     made, place = network.network_of(graph)
     place = place.long().cpu()
@@ -249,7 +250,7 @@ def assert_same_hierarchy(found, wanted):
 
 @pytest.mark.parametrize("case", CASES)
 def test_nodes_and_chunks_give_the_same_bits(case, monkeypatch):
-    monkeypatch.setattr(network, "_CHUNK_EDGES", 1000)
+    monkeypatch.setattr(bounds, "COMMUNITY_CHUNK_EDGES", 1000)
     graph = CASES[case]()
     by_nodes, first = community.hierarchy(graph, 64), network.network_of(graph)[0]
     for name, other in BY_CHUNKS.items():

@@ -9,6 +9,7 @@ from gnnaccel import ops, sampling
 from gnnaccel.graph import hops
 from gnnaccel.graph.csr import Graph
 from gnnaccel.graph.hops import Hops
+from gnnaccel.lower import bounds
 from gnnaccel.ops import gradient_rows, linear_sums, reference, sampled_sums
 
 IN, OUT, NODES = 6, 4, 200
@@ -17,7 +18,7 @@ DEVICE = "cuda" if torch.cuda.is_available() and ops.has_cuda_kernels() else "cp
 
 @pytest.fixture(autouse=True)
 def _always(monkeypatch):
-    monkeypatch.setattr(sampled_sums, "LEAST", 0)
+    monkeypatch.setattr(bounds, "SAMPLED_PRODUCTS", 0)
     monkeypatch.setattr(torch.autograd, "backward", gradient_rows.telling(torch.autograd.backward))
 
 
@@ -247,7 +248,7 @@ def test_graphs_of_too_many_nodes_are_left_after_a_few():
             Node.asked += 1
             return ((Node(), 0),)  # without an end
 
-    assert gradient_rows._consumers_first([Node()]) == {} and Node.asked <= gradient_rows._MOST + 1
+    assert gradient_rows._consumers_first([Node()]) == {} and Node.asked <= bounds.GRADIENT_NODES + 1
 
 
 def test_nothing_is_looked_for_before_a_node_was_recorded(monkeypatch):

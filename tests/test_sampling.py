@@ -9,6 +9,7 @@ import torch
 from sampling_graphs import INDICES, INDPTR, SEEDS, csc, hetero, lists, p_value, plain
 from scipy.stats import chi2
 
+from gnnaccel.lower import bounds
 from gnnaccel.sampling import _arrays, hetero_neighbor_sample, induced_subgraph, neighbor_sample
 
 
@@ -300,7 +301,7 @@ def test_hashed_and_tabled_nodes_get_the_same_numbers(monkeypatch):
     tabled = hetero_neighbor_sample(graph, seeds, [4, 4], seed=2)
     nodes = torch.randperm(40)[:20]
     edges = induced_subgraph(*graph["a", "to", "a"], nodes)
-    monkeypatch.setattr(_arrays, "LARGEST_TABLE", 0)
+    monkeypatch.setattr(bounds, "TABLE_NODES", 0)
     assert plain(hetero_neighbor_sample(graph, seeds, [4, 4], seed=2)) == plain(tabled)
     assert all(map(torch.equal, induced_subgraph(*graph["a", "to", "a"], nodes), edges))
 

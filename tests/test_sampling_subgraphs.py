@@ -11,7 +11,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from gnnaccel import sampling
-from gnnaccel.sampling import _arrays, by_torch, hetero_neighbor_sample, hgt_sample, induced_subgraph, neighbor_sample
+from gnnaccel.lower import bounds
+from gnnaccel.sampling import by_torch, hetero_neighbor_sample, hgt_sample, induced_subgraph, neighbor_sample
 
 
 @pytest.fixture(params=["kernels", "torch's operations", "the same in pieces", "the same without a table"])
@@ -19,9 +20,9 @@ def way(request, monkeypatch):
     """Each way to make them, on the CPU; a GPU does it in torch's operations."""
     monkeypatch.setattr(by_torch, "serves", lambda array: request.param != "kernels")
     if request.param == "the same in pieces":
-        monkeypatch.setattr(by_torch, "MOST_AT_ONCE", 7)
+        monkeypatch.setattr(bounds, "EDGES_AT_ONCE", 7)
     if request.param == "the same without a table":
-        monkeypatch.setattr(_arrays, "LARGEST_TABLE", 0)
+        monkeypatch.setattr(bounds, "TABLE_NODES", 0)
 
 
 @pytest.mark.parametrize("dtype", [torch.int64, torch.int32])
@@ -109,8 +110,8 @@ def test_hgt_adds_up_what_was_given_through_several_edge_types(way):
 
 @pytest.mark.parametrize("degree", [1, 3, 4, 7])
 def test_what_a_hub_gives_to_is_any_set_as_likely(degree, monkeypatch):
-    monkeypatch.setattr(by_torch, "_SHARED", 3)
-    monkeypatch.setattr(by_torch, "MOST_AT_ONCE", 20_000)
+    monkeypatch.setattr(bounds, "HGT_SHARED", 3)
+    monkeypatch.setattr(bounds, "EDGES_AT_ONCE", 20_000)
     places = by_torch.picked(torch.full((10_000,), degree), torch.Generator().manual_seed(1))[:, :degree]
     sets = list(itertools.combinations(range(degree), min(degree, 3)))
     found = torch.zeros(len(sets))
@@ -144,7 +145,7 @@ class Living(TorchDispatchMode):
 @pytest.mark.parametrize("hops", [1, 3])
 def test_memory_of_what_hubs_give_to(hops, monkeypatch):
     monkeypatch.setattr(by_torch, "serves", lambda array: True)
-    monkeypatch.setattr(by_torch, "MOST_AT_ONCE", 10_000)
+    monkeypatch.setattr(bounds, "EDGES_AT_ONCE", 10_000)
     num_nodes, batch, degree = 30_000, 2000, 60
     relation = torch.arange(num_nodes + 1) * degree, torch.randint(num_nodes, (num_nodes * degree,))
     graph = {("n", "to", "n"): relation, ("n", "of", "n"): relation}
@@ -166,7 +167,7 @@ class Noting(TorchDispatchMode):
 @pytest.mark.parametrize("at_once", [7, 1 << 22])
 def test_no_operation_makes_the_host_wait_for_a_size(at_once, monkeypatch):
     monkeypatch.setattr(by_torch, "serves", lambda array: True)
-    monkeypatch.setattr(by_torch, "MOST_AT_ONCE", at_once)
+    monkeypatch.setattr(bounds, "EDGES_AT_ONCE", at_once)
     with Noting() as seen:
         hgt_sample(hetero(), {"a": torch.tensor([1, 2])}, {name: [9, 9] for name in "abc"}, seed=1)
     assert not {"_unique2", "unique_dim", "nonzero", "masked_select"} & set(seen.names)

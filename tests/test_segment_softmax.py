@@ -6,13 +6,14 @@ import pytest
 import torch
 
 from gnnaccel import _library
-from gnnaccel.ops.segment_softmax import MAX_CUDA_ROWS, Segments, segment_softmax
+from gnnaccel.lower import bounds
+from gnnaccel.ops.segment_softmax import Segments, segment_softmax
 
 SIZES = {
     "molecules": [0, 3, 1, 17, 0, 9],
     "one": [40],
     "long": [1, 700, 0],
-    "longest": [MAX_CUDA_ROWS, 5],
+    "longest": [bounds.SOFTMAX_ROWS, 5],
 }
 DTYPES = {torch.float32: 1e-5, torch.float64: 1e-12, torch.bfloat16: 1e-2, torch.float16: 2e-3}
 

@@ -12,7 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import gnnaccel
 from gnnaccel import _C, _library, ops, schedule
-from gnnaccel.ops import ready
+from gnnaccel.lower import bounds
 from gnnaccel.ops._arrays import Matrix, Structure, arrays_of
 from gnnaccel.ops.tiled import Tiled, _structure
 
@@ -179,7 +179,7 @@ def test_the_way_of_a_ready_call(weighted, grad, record, monkeypatch):
 
     monkeypatch.setitem(_library._CPU, "spmm", entry)
     given = [torch.randn(graph.num_cols, 3, requires_grad=grad), *([torch.rand(graph.nnz)] * weighted)]
-    for _ in range(1 + ready.ONCE):
+    for _ in range(1 + bounds.NEW_GRAPH_USES):
         out = ops.spmm(graph, *given)
     way = ways[-1]
     found = "weighted_sum_of" if weighted else "sum_of"

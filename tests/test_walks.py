@@ -4,7 +4,7 @@ import pytest
 import torch
 from scipy.stats import chi2
 
-from gnnaccel import sampling
+from gnnaccel.lower import bounds
 from gnnaccel.sampling import random_walk
 
 EDGES = torch.tensor([[0, 0, 0, 1, 1, 2, 2, 2, 3, 3, 4, 4], [1, 2, 3, 0, 2, 0, 1, 4, 0, 5, 2, 2]])
@@ -30,7 +30,7 @@ def test_walks_follow_edges_and_stay_where_there_are_none(dtype, p, q):
 @pytest.mark.parametrize("rounds", [16, 0])
 @pytest.mark.parametrize("p, q", [(1, 1), (0.25, 4), (4, 0.25), (1, 0.5), (0.001, 1), (1, 1e-4), (1e4, 1)])
 def test_the_step_after_two_nodes_has_the_weights_of_node2vec(monkeypatch, rounds, p, q):
-    monkeypatch.setattr(sampling.walks, "_ROUNDS", rounds)
+    monkeypatch.setattr(bounds, "WALK_ROUNDS", rounds)
     count = 40_000
     walks = random_walk(INDPTR, INDICES, torch.zeros(count, dtype=torch.int64), 2, p=p, q=q, seed=5)
     statistic, freedom = 0.0, -1

@@ -15,8 +15,8 @@ from gnnaccel.capture.device import Recording
 from gnnaccel.capture.guard import within
 from gnnaccel.capture.modules import Captures
 from gnnaccel.capture.obstacles import COMPILED, PARALLEL, SLOT
+from gnnaccel.lower import bounds
 
-_LOOKS = 256  # in vain, after which one in so many calls of layers looks for a module
 _LAYERS = ("torch_geometric.nn.conv.", "dgl.nn.")
 _CALL = torch.nn.Module._call_impl.__code__
 _in_vain = 0  # looks for a module that found none, one after the other
@@ -120,7 +120,7 @@ def _notice() -> None:
     if getattr(within, "running", False) or getattr(within, "noticed", False) or torch.compiler.is_compiling():
         return
     _in_vain += 1
-    if _in_vain > _LOOKS and _in_vain % _LOOKS:  # on the CPU, or by calls of layers alone
+    if _in_vain > bounds.CAPTURE_LOOKS and _in_vain % bounds.CAPTURE_LOOKS:  # on the CPU, or by calls of layers alone
         return
     found = _outermost(sys._getframe(1))
     if found is not None:

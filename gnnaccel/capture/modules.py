@@ -26,16 +26,11 @@ from gnnaccel.capture.pair import Pair
 from gnnaccel.capture.reach import Reach, TooMuch
 from gnnaccel.capture.variant import grads_of, same_grad
 from gnnaccel.capture.watch import Watch, speaking
+from gnnaccel.lower import bounds
 from gnnaccel.schedule import work
 
 log = logging.getLogger("gnnaccel")
 
-_WARMUP = 3  # calls that are alike and run as they are, the last of them watched
-_VARIANTS = 4  # kept of a module, the oldest goes first
-_ATTEMPTS = 2  # at capturing, that fail
-_REASONS = 32  # kinds of calls that are left, after which all are
-_EARNED = 8  # replays that a capture has to be followed by, on average, for there to be more of them
-_CROWDED = 2  # calls that find their capture waiting for its backward, after which there is another one
 _NODES = frozenset({"grad_fn", "register_prehook", "register_multi_grad_hook", "get_gradient_edge"})  # in users' code
 
 
@@ -140,12 +135,12 @@ class Captures:
         if drop:
             self._pairs = [pair for pair in self._pairs if pair.warm.key != key]
         self._reasons[key] = reason
-        return reason if len(self._reasons) <= _REASONS else self._refuse(reason)
+        return reason if len(self._reasons) <= bounds.CAPTURE_REASONS else self._refuse(reason)
 
     def _fail(self, key: tuple, reason: str) -> str:
         self._warm.pop(key, None)
         self._failures[key] = self._failures.get(key, 0) + 1
-        return self._leave(key, reason) if self._failures[key] >= _ATTEMPTS else reason
+        return self._leave(key, reason) if self._failures[key] >= bounds.CAPTURE_ATTEMPTS else reason
 
     def _run(self, module: torch.nn.Module, args: tuple, kwargs: dict) -> Any:
         leaves, form = flatten(args, kwargs)
@@ -168,19 +163,19 @@ class Captures:
         if reason is not None:
             self._warm.pop(key, None)
             return self._left(module, reason, args, kwargs)
-        if self._captures * _EARNED > self._replays + 2 * _EARNED:
+        if self._captures * bounds.CAPTURE_EARNED > self._replays + 2 * bounds.CAPTURE_EARNED:
             return self._left(module, self._refuse(f"{changed} is another time and again"), args, kwargs)
         warm = self._warm.pop(key, None) or Warm(leaves, key)
         self._warm[key] = warm  # the last one is the latest
-        if len(self._warm) > _VARIANTS:
+        if len(self._warm) > bounds.CAPTURE_VARIANTS:
             self._warm.pop(next(iter(self._warm)))
         warm.note(leaves)
         self._fresh += warm.calls == 1
-        if self._fresh > 4 * _EARNED + self._replays:
+        if self._fresh > 4 * bounds.CAPTURE_EARNED + self._replays:
             return self._left(module, self._refuse("its arguments are others at each call"), args, kwargs)
-        if warm.calls < _WARMUP:
+        if warm.calls < bounds.CAPTURE_WARMUP:
             return self._as_it_is(module, warm, args, kwargs)
-        if warm.calls == _WARMUP or warm.reach is None or warm.reach.difference() is not None:
+        if warm.calls == bounds.CAPTURE_WARMUP or warm.reach is None or warm.reach.difference() is not None:
             return self._watched(module, warm, args, kwargs)  # as it is now
         del self._warm[key]
         return self._capture(module, warm, form, modes, args, kwargs)
@@ -200,8 +195,8 @@ class Captures:
                 kwargs: dict) -> Any:  # fmt: skip
         """A call while what an earlier one keeps for its backward must stay."""
         self._crowded += 1
-        full = len(self._pairs) >= _VARIANTS or waiting.warm.key in self._reasons
-        if self._crowded <= _CROWDED or full or hooked(module.modules()):
+        full = len(self._pairs) >= bounds.CAPTURE_VARIANTS or waiting.warm.key in self._reasons
+        if self._crowded <= bounds.CAPTURE_CROWDED or full or hooked(module.modules()):
             return self._left(module, "an earlier call of it waits for its backward", args, kwargs)
         self._crowded = 0
         warm = waiting.warm
@@ -228,7 +223,7 @@ class Captures:
             if reason is not None:
                 return self._left(module, self._leave(warm.key, reason), args, kwargs)
         # Before the watched one, as lists of work are made on the device, which the host waits for.
-        with work.lasting() if warm.calls == _WARMUP - 1 else contextlib.nullcontext():
+        with work.lasting() if warm.calls == bounds.CAPTURE_WARMUP - 1 else contextlib.nullcontext():
             out = module._call_impl(*args, **kwargs)
         self._mind_second_derivatives(out)
         return out
@@ -328,7 +323,7 @@ class Captures:
         finally:
             self._recording = False
         self._captures += 1
-        self._pairs = [*self._pairs, pair][-_VARIANTS:]
+        self._pairs = [*self._pairs, pair][-bounds.CAPTURE_VARIANTS :]
         if self.memory_bytes > Recording.most_bytes():
             del pair
             return self._left(module, self._refuse(self._too_large()), args, kwargs)

@@ -32,10 +32,9 @@ from gnnaccel.capture.leaves import (
 )
 from gnnaccel.capture.reach import Reach
 from gnnaccel.capture.variant import grads_of, same_grad
+from gnnaccel.lower import bounds
 from gnnaccel.schedule import work
 
-_REHEARSALS = 2  # backward passes that run as they are: for lists of work, and to see what waits for the GPU
-_BACKWARDS = 4  # captured of one forward
 _AGAIN = (
     "{}: was captured as CUDA graphs, and gradients through it cannot be differentiated again (create_graph=True): "
     "call gnnaccel.accelerate(model, cuda_graphs=False), or leave GNNACCEL_CUDA_GRAPHS unset"
@@ -244,11 +243,11 @@ class Pair:
 
     def _as_it_is(self, mask: tuple, grads: list[Tensor]) -> list[Tensor | None]:
         number = self._rehearsals.get(mask, 0) + 1
-        if mask not in self._backwards and len(self._backwards) < _BACKWARDS:
+        if mask not in self._backwards and len(self._backwards) < bounds.CAPTURE_BACKWARDS:
             self._rehearsals[mask] = number
-        early = work.lasting() if number < _REHEARSALS else contextlib.nullcontext()
+        early = work.lasting() if number < bounds.CAPTURE_REHEARSALS else contextlib.nullcontext()
         watch: contextlib.AbstractContextManager[list[str]] = contextlib.nullcontext([])
-        if number == _REHEARSALS:
+        if number == bounds.CAPTURE_REHEARSALS:
             watch = Recording.watching()
         before = grads_of(self._reach)
         with early, watch as places:
@@ -297,7 +296,7 @@ class Pair:
             return False
         before = len(self._backwards)
         for mask, number in tuple(self._rehearsals.items()):
-            if number < _REHEARSALS:
+            if number < bounds.CAPTURE_REHEARSALS:
                 continue
             del self._rehearsals[mask]
             outputs = [x for x, there in zip(self._differentiated, mask, strict=True) if there]

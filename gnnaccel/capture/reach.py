@@ -32,11 +32,10 @@ from torch import Tensor
 
 from gnnaccel._library import same_objects
 from gnnaccel.bytecode import parts_of, steps_of, unread
+from gnnaccel.lower import bounds
 
-_MOST = 50_000  # objects; more than a model, its optimizer and its graph hold
 _LIBRARIES = frozenset({"torch", "torch_geometric", "torch_sparse", "dgl", "gnnaccel", "numpy", "scipy"})
 _OPEN = frozenset({"argparse", "collections", "functools", "types"})  # standard, and hold what users put there
-_LARGE = 2**20  # bytes of a NumPy array, more of which would take long to compare
 # Names in whose presence all attributes count; and builtins that reach what no name tells.
 _DYNAMIC = frozenset({"getattr", "vars", "__dict__", "attrgetter", "asdict", "astuple", "deepcopy", "copy"})
 _UNSEEN = frozenset({"globals", "locals", "eval", "exec"})
@@ -113,8 +112,8 @@ class Reach:
             if isinstance(found, _VALUES) or id(found) in self._held:
                 continue
             self._held[id(found)] = found
-            if len(self._held) > _MOST:
-                raise TooMuch(f"it reaches more than {_MOST} objects, {name} among them")
+            if len(self._held) > bounds.CAPTURE_REACH:
+                raise TooMuch(f"it reaches more than {bounds.CAPTURE_REACH} objects, {name} among them")
             stack.extend(self._look(name, found))
 
     def ignore(self, entries: Iterable[tuple[dict, Any]]) -> None:
@@ -197,7 +196,7 @@ class Reach:
                 self._sets.append((name, found, frozenset(found)))
             yield from ((name, item) for item in found)
         elif isinstance(found, np.ndarray):
-            if self._known and found.nbytes > _LARGE:
+            if self._known and found.nbytes > bounds.CAPTURE_ARRAY_BYTES:
                 raise TooMuch(f"it reaches {name}, a large array of NumPy's")
             self._arrays.append((name, found, found.copy() if self._known else found))
         elif isinstance(found, weakref.ref):

@@ -23,13 +23,10 @@ from gnnaccel.capture.obstacles import parallel
 from gnnaccel.capture.reach import Reach, TooMuch
 from gnnaccel.capture.variant import Variant, grads_of, rated_groups, same_grad, stand_in
 from gnnaccel.capture.watch import Masks, modules_set
+from gnnaccel.lower import bounds
 from gnnaccel.schedule import work
 
 log = logging.getLogger("gnnaccel")
-
-_VARIANTS = 4  # kept of a step, the oldest goes first
-_ATTEMPTS = 2  # at capturing, that fail
-_EARNED = 8  # replays that a capture has to be followed by, on average, for there to be more of them
 
 
 def captured(step: Callable | None = None, *, warmup: int = 3, copy_outputs: bool = True) -> Any:
@@ -157,12 +154,12 @@ class _Step:
                 self._replays += 1
                 report.count(self._kind)
                 return variant.replay(leaves, self._copy)
-        if self._captures * _EARNED > self._replays + 2 * _EARNED:
+        if self._captures * bounds.CAPTURE_EARNED > self._replays + 2 * bounds.CAPTURE_EARNED:
             self._refused = f"{changed} is another time and again"
             return self._left(self._refused, args, kwargs)
         warm = self._noted(leaves, form, modes)
         self._fresh += warm.calls == 1
-        if self._fresh > 4 * _EARNED + self._replays:
+        if self._fresh > 4 * bounds.CAPTURE_EARNED + self._replays:
             self._refused = "its arguments are others at each call"
             return self._left(self._refused, args, kwargs)
         if warm.calls < self._warmup:
@@ -177,7 +174,7 @@ class _Step:
         key = (str(form), modes, tuple(map(meta, leaves)))
         warm = self._warm.pop(key, None) or Warm(leaves)
         self._warm[key] = warm  # the last one is the latest
-        if len(self._warm) > _VARIANTS:
+        if len(self._warm) > bounds.CAPTURE_VARIANTS:
             self._warm.pop(next(iter(self._warm)))
         warm.note(leaves)
         return warm
@@ -267,7 +264,7 @@ class _Step:
     def _fail(self, reason: str) -> None:
         self._warm.clear()
         self._failed += 1
-        if self._failed >= _ATTEMPTS:
+        if self._failed >= bounds.CAPTURE_ATTEMPTS:
             self._refused = reason
 
     def _capture(self, warm: Warm, form: Any, modes: tuple) -> Any:
@@ -288,7 +285,7 @@ class _Step:
             args, kwargs = pytree.tree_unflatten(warm.leaves, form)
             return self._left(reason, args, kwargs)
         self._captures += 1
-        self._variants = [*self._variants, variant][-_VARIANTS:]
+        self._variants = [*self._variants, variant][-bounds.CAPTURE_VARIANTS :]
         log.info("%s: captured, %.1f MiB", self._kind, variant.recording.memory_bytes / 2**20)
         report.count(self._kind)
         return variant.replay(warm.leaves, self._copy)

@@ -20,9 +20,9 @@ from gnnaccel.graph.build import rows_of
 from gnnaccel.graph.csr import Graph
 from gnnaccel.graph.network import inverse
 from gnnaccel.graph.reorder import hit_rates
+from gnnaccel.lower import bounds
 from gnnaccel.planning.advice import Advice, advise
 from gnnaccel.planning.properties import Properties, properties
-from gnnaccel.tiles.gate import MIN_COLUMN_REUSE, MIN_EDGES
 
 
 def show(dataset: str, as_json: bool, png: Path | None) -> int:
@@ -93,9 +93,9 @@ def _tiles(known: Properties) -> str:
     count = known.tiles[0]
     reuse = f"tensor cores: a column of {count.height} rows serves {count.column_reuse:.2f} edges"
     if not count.is_profitable:
-        return f"{reuse}, and about {MIN_COLUMN_REUSE:g} are needed for tiles to pay (docs/tensor-cores.md)"
-    if known.edges < MIN_EDGES:
-        return f"{reuse}, but below {MIN_EDGES:,} edges tiles do not pay (docs/tensor-cores.md)"
+        return f"{reuse}, and about {bounds.TILES_REUSE:g} are needed for tiles to pay (docs/tensor-cores.md)"
+    if known.edges < bounds.TILES_EDGES:
+        return f"{reuse}, but below {bounds.TILES_EDGES:,} edges tiles do not pay (docs/tensor-cores.md)"
     return f"{reuse}; on CUDA sums and inner products of enough features go by tiles (docs/tensor-cores.md)"
 
 

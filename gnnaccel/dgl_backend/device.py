@@ -7,6 +7,8 @@ import sys
 import torch
 from torch import Tensor
 
+from gnnaccel.lower import bounds
+
 _DEVICE = "_gnnaccel_device"
 _HOST = "gnnaccel.host"
 
@@ -41,6 +43,6 @@ def twin(gidx):
 
 def to_device(tensor: Tensor, device: torch.device) -> Tensor:
     """Copy from host memory, through pinned memory where it is long: the host does not wait."""
-    if tensor.numel() > 4096:
+    if tensor.numel() > bounds.PINNED_NUMBERS:
         tensor = tensor.pin_memory()
     return tensor.to(device, non_blocking=True)

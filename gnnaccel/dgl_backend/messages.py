@@ -30,9 +30,10 @@ from gnnaccel.dgl_backend.trust import distrust
 from gnnaccel.graph import modes
 from gnnaccel.graph.csr import Graph
 from gnnaccel.lazy import blocks, programs
-from gnnaccel.lazy.expression import NARROW, Apply
+from gnnaccel.lazy.expression import Apply
 from gnnaccel.lazy.reduce import Unsupported, reduced, unserved
 from gnnaccel.lazy.tensor import Lazy, Trip
+from gnnaccel.lower import bounds
 
 MESSAGE, REDUCE = "dgl.message function", "dgl.reduce function"
 _FEW = "few messages, which DGL's own way stores and reduces the quicker"
@@ -168,7 +169,7 @@ def _is_lazy(value) -> bool:
 def _is_wide(value) -> bool:
     """True if something in what a message function returned is made, and wide."""
     made = [x for x in (value.values() if isinstance(value, dict) else ()) if isinstance(x, Tensor) and x.dim()]
-    return any(math.prod(x.shape[1:]) > NARROW for x in made if not (isinstance(x, Lazy) and x.waiting))
+    return any(math.prod(x.shape[1:]) > bounds.STORED_FEATURES for x in made if not (isinstance(x, Lazy) and x.waiting))
 
 
 def edge_function(originals: Originals):

@@ -16,6 +16,7 @@ from gnnaccel.dgl_backend.device import device_of, host, to_device
 from gnnaccel.graph import build
 from gnnaccel.graph.csr import Graph
 from gnnaccel.graph.stack import Stack
+from gnnaccel.lower import bounds
 
 _STRUCTURE, _RELATION = "gnnaccel.structure", "gnnaccel.relation"
 _REVERSE, _ALL_ROWS, _ENDS = "gnnaccel.reverse", "gnnaccel.all_rows", "gnnaccel.ends"
@@ -132,7 +133,7 @@ def _build_here(gidx, created: list[str]) -> Graph:
 def _build_on(gidx, device: torch.device, created: list[str]) -> Graph:
     """The Graph on a GPU of an index in host memory: what the index has is copied, what it has not is made there."""
     sizes = (gidx.num_edges(0), *(gidx.num_nodes(t) for t in gidx.metagraph.find_edge(0)))
-    index = torch.int32 if max(sizes) < 2**31 else torch.int64
+    index = torch.int32 if max(sizes) <= bounds.INT32_MAX else torch.int64
 
     def copy(tensor):
         return to_device(tensor.to(index), device)

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from gnnaccel import _library as lib
 from gnnaccel import _operators, touch
+from gnnaccel.lower import bounds
 
-_INT32_MAX = 2**31 - 1
 _ON_CPU = torch.device("cpu")
 
 
@@ -137,7 +137,7 @@ def coo_to_csr(rows, cols, num_rows: int | None, num_cols: int | None):
 
 
 def _csr_dtype(num_rows: int, num_cols: int, nnz: int) -> torch.dtype:
-    return torch.int32 if max(num_rows, num_cols, nnz) <= _INT32_MAX else torch.int64
+    return torch.int32 if max(num_rows, num_cols, nnz) <= bounds.INT32_MAX else torch.int64
 
 
 def edges_to_csr(edges: Tensor, destinations: int, num_rows: int, num_cols: int, in_order: bool = False):

@@ -21,9 +21,9 @@ import torch
 from torch import Tensor
 
 from gnnaccel.graph import modes
+from gnnaccel.lower import bounds
 
 _PLAIN_TYPES = (Tensor, torch.nn.Parameter)
-_MOST = 64  # values of one tensor, or of several together: sizes and flags that a script passes without end
 
 
 class Owner:
@@ -116,7 +116,7 @@ class TensorCache:
     of torch.sparse was made of: its parts share their memory, not the counter.
     """
 
-    def __init__(self, most: int = _MOST):
+    def __init__(self, most: int = bounds.KEPT_VALUES):
         self._most = most
         self._records: dict[int, _Record] = {}  # by the tensor's id
         self._groups: dict[tuple[int, ...], _Group] = {}  # by the ids

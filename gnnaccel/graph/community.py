@@ -19,14 +19,8 @@ from torch import Tensor
 
 from gnnaccel.graph import progress
 from gnnaccel.graph.csr import Graph
-from gnnaccel.graph.network import LEAST_CHUNKS, Network, chunks, merged, move, network_of
-
-# Measured on the graphs of benchmarks/graphs.py and six real ones, by the reuse of the order that results: 4 to 12
-# passes, 4 to 16 chunks and settling at 1 to 5 % are within 2 % of each other (CPU, 2026-11).
-_MAX_PASSES = 5
-_SETTLED = 0.02  # share of connected nodes that still move
-_WORTH_A_LEVEL = 0.1  # share of connected nodes that join another
-_GAMMA_STEP = 4.0
+from gnnaccel.graph.network import Network, chunks, merged, move, network_of
+from gnnaccel.lower import bounds
 
 
 def communities(graph: Graph, *, max_size: int = 16384) -> Tensor:
@@ -84,7 +78,7 @@ def hierarchy(
         while network.num_nodes > 1 and network.cols.numel():
             level = f"level {len(levels) + 1}, {network.num_nodes:,} nodes"
             label, count = _local_moves(network, gamma, say, level)
-            if network.num_nodes - count > _WORTH_A_LEVEL * network.num_connected:
+            if network.num_nodes - count > bounds.COMMUNITY_JOINED * network.num_connected:
                 say(f"{level}, merging")
                 network = merged(network, label, count)
                 levels.append(label)
@@ -93,20 +87,20 @@ def hierarchy(
             elif gamma == 1.0 or not nested:
                 break
             if nested:
-                gamma = max(1.0, gamma / _GAMMA_STEP)
+                gamma = max(1.0, gamma / bounds.COMMUNITY_GAMMA_STEP)
     return levels, place.long()
 
 
 def _local_moves(network: Network, gamma: float, say: Callable[[str], None], level: str) -> tuple[Tensor, int]:
     """Labels 0..count-1 after passes of moves, starting with each node by itself; and their count."""
-    n, few = network.num_nodes, int(_SETTLED * network.num_connected)
+    n, few = network.num_nodes, int(bounds.COMMUNITY_SETTLED * network.num_connected)
     label = torch.arange(n, dtype=network.label_type, device=network.cols.device)
     volume = network.strength.clone()
-    parts = list(chunks(network.indptr, min(LEAST_CHUNKS, n)))
-    for turn in range(_MAX_PASSES):
+    parts = list(chunks(network.indptr, min(bounds.COMMUNITY_CHUNKS, n)))
+    for turn in range(bounds.COMMUNITY_PASSES):
         before = label.clone()
         for done, chunk in enumerate(parts):
-            say(f"{level}, pass {turn + 1} of at most {_MAX_PASSES}, {done / len(parts):.0%}")
+            say(f"{level}, pass {turn + 1} of at most {bounds.COMMUNITY_PASSES}, {done / len(parts):.0%}")
             move(network, label, volume, chunk, gamma, turn)
         if int((label != before).sum()) <= few:
             break

@@ -16,9 +16,9 @@ from torch import Tensor
 
 from gnnaccel import touch
 from gnnaccel.graph import build, load, modes
+from gnnaccel.lower import bounds
 
 _T = TypeVar("_T")
-_HUB = 1 << 16  # edges of a source
 
 
 def _scipy_arrays(matrix, rows: int) -> tuple:
@@ -200,11 +200,11 @@ class Graph:
 
         Found on first use, which synchronises, and kept: never while a CUDA graph is captured, nor of sampled graphs.
         """
-        if self.nnz <= _HUB or self.transient():
+        if self.nnz <= bounds.BUSY_SOURCE or self.transient():
             return False
         if "busiest_source" not in self.__dict__ and self.indptr.is_cuda and torch.cuda.is_current_stream_capturing():
             return False
-        return self.busiest_source > _HUB
+        return self.busiest_source > bounds.BUSY_SOURCE
 
     @property
     def device(self) -> torch.device:

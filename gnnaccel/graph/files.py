@@ -13,8 +13,9 @@ from typing import IO
 
 import numpy as np
 
+from gnnaccel.lower import bounds
+
 _COMPRESSION = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
-_DEFLATED = 1032  # the most bytes that deflate makes of one
 
 
 @contextlib.contextmanager
@@ -78,7 +79,7 @@ def _array(archive: zipfile.ZipFile, name: str, info: zipfile.ZipInfo) -> np.nda
 def _shape(archive: zipfile.ZipFile, name: str, info: zipfile.ZipInfo) -> tuple[int, ...]:
     if info.compress_type not in _COMPRESSION:
         raise ValueError(f"{name}: compressed by method {info.compress_type}, expected stored or deflated")
-    if info.file_size > _DEFLATED * (info.compress_size + 1):
+    if info.file_size > bounds.DEFLATED * (info.compress_size + 1):
         raise ValueError(f"{name}: declares {info.file_size:,} bytes, which {info.compress_size:,} cannot hold")
     with archive.open(info) as member:
         version = np.lib.format.read_magic(member)

@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from gnnaccel.graph.csr import Graph
-
-_CHUNK = 1 << 24  # nonzeros that are hashed at a time: bounds the workspace
+from gnnaccel.lower import bounds
 
 
 def mixed(x: Tensor) -> Tensor:
@@ -29,7 +28,7 @@ def fingerprint(graph: Graph) -> str:
 def _hash(values: Tensor) -> Tensor:
     """A sum of hashes of values and places, modulo 2^64."""
     total = torch.zeros((), dtype=torch.int64, device=values.device)
-    for start in range(0, values.numel(), _CHUNK):
-        part = values[start : start + _CHUNK].long()
+    for start in range(0, values.numel(), bounds.HASHED_EDGES):
+        part = values[start : start + bounds.HASHED_EDGES].long()
         total += mixed(mixed(torch.arange(start, start + part.numel(), device=part.device)) + part).sum()
     return total

@@ -13,6 +13,7 @@ import numpy as np
 from torch import Tensor
 
 from gnnaccel.graph import build, files
+from gnnaccel.lower import bounds
 
 Arrays: TypeAlias = "tuple[Tensor, Tensor, Tensor | None, int]"  # what a Graph is made of
 
@@ -82,7 +83,7 @@ def _of_scipy(found: dict[str, np.ndarray]) -> Arrays:
 
 def _expect_room(nodes: int) -> None:
     asked = f"{nodes:,} nodes, which the largest number or the number of nodes in it asks for"
-    files.expect_memory(asked, nodes, 8 if nodes >= 2**31 else 4)
+    files.expect_memory(asked, nodes, 8 if nodes > bounds.INT32_MAX else 4)
 
 
 def _of_pairs(sources, destinations, nodes: int | None) -> Arrays:
@@ -128,7 +129,7 @@ def _matrix_market(path: Path) -> Arrays:
     first[1:] = (pairs[1:] != pairs[:-1]).any(1)
     destinations, sources = pairs[first].T
     indptr = np.concatenate([[0], np.cumsum(np.bincount(destinations, minlength=rows))])
-    small = max(len(sources), cols) < 2**31
+    small = max(len(sources), cols) <= bounds.INT32_MAX
     indptr, sources = (array.astype(np.int32 if small else np.int64) for array in (indptr, sources))
     return build.given_csr(indptr, sources, None, cols, copy=False)
 

@@ -15,10 +15,9 @@ from torch import Tensor
 from gnnaccel import _library as lib
 from gnnaccel.graph.csr import Graph
 from gnnaccel.graph.hashing import mixed
+from gnnaccel.lower import bounds
 
-LEAST_CHUNKS = 4  # the nodes of one chunk move at once, knowing nothing of each other's moves
 _DOWN, _UP = 1, 2  # cpp/kernels.h: Moves
-_CHUNK_EDGES = 1 << 24  # bounds the workspace on CUDA, some 100 bytes for each edge of a chunk
 
 
 @dataclass
@@ -34,7 +33,7 @@ class Network:
     @property
     def weight_type(self) -> torch.dtype:
         """That holds every sum of weights."""
-        return torch.int32 if self.total < 2**31 else torch.int64
+        return torch.int32 if self.total <= bounds.INT32_MAX else torch.int64
 
     @property
     def label_type(self) -> torch.dtype:
@@ -80,7 +79,7 @@ def inverse(order: Tensor) -> Tensor:
 def chunks(indptr: Tensor, least: int) -> Iterator[tuple[int, int, int, int]]:
     """Ranges of rows with about equally many edges: first row, end, first edge, end. One synchronisation."""
     num_rows, nnz = indptr.numel() - 1, int(indptr[-1])
-    parts = max(least, -(-nnz // _CHUNK_EDGES))
+    parts = max(least, -(-nnz // bounds.COMMUNITY_CHUNK_EDGES))
     wanted = torch.arange(1, parts, device=indptr.device) * nnz // parts
     cuts = torch.searchsorted(indptr, wanted.to(indptr.dtype))
     both = torch.stack([cuts, indptr[cuts].long()]).tolist() if parts > 1 else [[], []]
@@ -111,7 +110,7 @@ def is_symmetric(graph: Graph) -> bool:
 
 def pairs(graph: Graph) -> Iterator[tuple[Tensor, Tensor]]:
     """Row and column of each nonzero, chunk by chunk."""
-    for r0, r1, e0, e1 in chunks(graph.indptr, LEAST_CHUNKS):
+    for r0, r1, e0, e1 in chunks(graph.indptr, bounds.COMMUNITY_CHUNKS):
         rows = torch.arange(r0, r1, device=graph.device, dtype=graph.indices.dtype)
         degree = graph.indptr[r0 : r1 + 1].diff()
         yield torch.repeat_interleave(rows, degree, output_size=e1 - e0), graph.indices[e0:e1]
@@ -126,7 +125,7 @@ def network_of(graph: Graph) -> tuple[Network, Tensor]:
     square = graph.num_rows == graph.num_cols
     n, device = graph.num_rows + (0 if square else graph.num_cols), graph.device
     order = mixed(torch.arange(n, device=device)).argsort(stable=True)
-    place = inverse(order).to(torch.int32 if n < 2**31 else torch.int64)
+    place = inverse(order).to(torch.int32 if n <= bounds.INT32_MAX else torch.int64)
     # Each direction with the first node of its rows and of its columns.
     first = 0 if square else graph.num_rows
     directions = [(graph, 0, first)]
@@ -147,10 +146,10 @@ def _nodes_of(directions: list[tuple[Graph, int, int]], order: Tensor, place: Te
     kind = lib.INDEX_TYPES[place.dtype]
     for arguments in given:
         lib.launch("network_degrees", place.device, *arguments, lib.pointer(degree), kind)
-    bounds = _from_zero(degree)
-    cols = place.new_empty(int(bounds[-1]))
-    for arguments in given:  # bounds moves on: a node's second direction goes behind its first
-        lib.launch("network_edges", place.device, *arguments, lib.pointer(bounds), lib.pointer(cols), kind)
+    begins = _from_zero(degree)
+    cols = place.new_empty(int(begins[-1]))
+    for arguments in given:  # begins moves on: a node's second direction goes behind its first
+        lib.launch("network_edges", place.device, *arguments, lib.pointer(begins), lib.pointer(cols), kind)
     return degree, cols
 
 
@@ -163,10 +162,10 @@ def _chunks_of(directions: list[tuple[Graph, int, int]], order: Tensor, place: T
         counts[first_row : first_row + graph.num_rows] = graph.indptr.diff()
         parts.append((graph, _from_zero(counts), first_col))
     degree = torch.stack([indptr.diff() for _, indptr, _ in parts])[:, order]
-    bounds = _from_zero(degree.sum(0))
+    begins = _from_zero(degree.sum(0))
     strength, cols = degree.sum(0), [place[:0]]
-    for r0, r1, e0, e1 in chunks(bounds, LEAST_CHUNKS):
-        nodes, start = order[r0:r1], bounds[r0:r1] - e0
+    for r0, r1, e0, e1 in chunks(begins, bounds.COMMUNITY_CHUNKS):
+        nodes, start = order[r0:r1], begins[r0:r1] - e0
         sizes = degree[:, r0:r1].sum(1).tolist()
         row, col = place.new_empty(e1 - e0), place.new_empty(e1 - e0)
         for i, (graph, indptr, shift) in enumerate(parts):
@@ -246,12 +245,12 @@ def _summed(row: Tensor, label: Tensor, weights: Tensor | None, limit: int) -> t
 def merged(network: Network, label: Tensor, count: int) -> Network:
     """The network whose nodes are the communities; edges inside them are dropped, the others summed."""
     order = label.argsort(stable=True)
-    bounds = _from_zero(network.indptr.diff()[order])
+    begins = _from_zero(network.indptr.diff()[order])
     sizes = torch.zeros(count, dtype=torch.int64, device=label.device).index_add_(0, label, torch.ones_like(label))
     ends = _from_zero(sizes)
     strength = torch.zeros_like(sizes).index_add_(0, label, network.strength)
     merge = _merged_nodes if label.device.type == "cpu" else _merged_chunks
-    indptr, cols, weights = merge(network, label, order, ends, bounds[ends])
+    indptr, cols, weights = merge(network, label, order, ends, begins[ends])
     return Network(indptr, cols, weights, strength, network.total)
 
 
@@ -279,7 +278,7 @@ def _merged_chunks(
     count = ends.numel() - 1
     degree = torch.zeros(count, dtype=torch.int64, device=label.device)
     cols, sums = [network.cols[:0]], [torch.zeros(0, dtype=network.weight_type, device=label.device)]
-    for c0, c1, e0, e1 in chunks(edges, LEAST_CHUNKS):
+    for c0, c1, e0, e1 in chunks(edges, bounds.COMMUNITY_CHUNKS):
         first, last = torch.stack([ends[c0], ends[c1]]).tolist()
         nodes = order[first:last]
         owner, at = edges_of(network.indptr, nodes, e1 - e0)

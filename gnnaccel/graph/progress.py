@@ -8,8 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 
-_QUIET_S = 2.0  # of a run, which may be over by then
-_LOG_S = 10.0  # between lines of the log
+from gnnaccel.lower import bounds
 
 
 @contextlib.contextmanager
@@ -31,7 +30,7 @@ def shown(what: str) -> Iterator[Callable[[str], None]]:
     def say(where: str) -> None:
         nonlocal status, last
         now = time.perf_counter()
-        if now - start < _QUIET_S:
+        if now - start < bounds.PROGRESS_QUIET_S:
             return
         text = f"gnnaccel: {what}: {where}"
         if sys.stderr.isatty():
@@ -42,7 +41,7 @@ def shown(what: str) -> Iterator[Callable[[str], None]]:
                 status = Console(stderr=True).status("")
                 status.start()
             status.update(Text(text))
-        elif now - last >= _LOG_S:
+        elif now - last >= bounds.PROGRESS_LOG_S:
             logging.getLogger("gnnaccel").info(text)
             last = now
 

@@ -14,22 +14,14 @@ from torch import Tensor
 from gnnaccel.graph.community import hierarchy
 from gnnaccel.graph.csr import Graph
 from gnnaccel.graph.network import inverse, pairs
+from gnnaccel.lower import bounds
 
 ORDERS = ("communities", "rcm", "degree")
-_SIZE, _DENSE_SIZE, _DENSE_DEGREE = 4096, 16384, 128
-# Of the sources read. An order that saved a tenth won nothing on dd.npz, one that saved more always did (H200).
-LEAST_GAIN = 0.1
-# Below so many edges an order is not repaid within a thousand epochs of four sums of 64 features: it takes 20 ms and
-# more, and saves a fifth of some 25 microseconds. Rows of a small graph are in L2 anyway (fb15k237.npz, by rule: 10 to
-# 15 % slower).
-REPAID_EDGES = 500_000
-_WINDOW = 8192  # nonzeros that the warps of one multiprocessor work on at a time
-_FEW_WINDOWS = 4  # a graph of fewer lies in the caches whatever its order
-_BLOCK = 256  # rows that a graph given in a good order keeps together
-_LOCAL = 0.85  # sources that such an order reads at most, of those that rows by length read
 
 
-def row_order(graph: Graph, *, max_size: int | None = None, least_gain: float | None = LEAST_GAIN) -> Tensor | None:
+def row_order(
+    graph: Graph, *, max_size: int | None = None, least_gain: float | None = bounds.ORDER_GAIN
+) -> Tensor | None:
     """Order in which to process the rows, so that rows close to each other read the same columns.
 
     Rows are sorted by community, coarse to fine, and by falling degree inside the finest ones. Where all edges of a
@@ -69,7 +61,11 @@ def row_order(graph: Graph, *, max_size: int | None = None, least_gain: float | 
         if _fewest_reads(graph) > most_reads:
             return None
     if max_size is None:
-        max_size = _DENSE_SIZE if graph.nnz >= _DENSE_DEGREE * graph.num_rows else _SIZE
+        max_size = (
+            bounds.ORDER_COMMUNITY_DENSE
+            if graph.nnz >= bounds.ORDER_DENSE_DEGREE * graph.num_rows
+            else bounds.ORDER_COMMUNITY
+        )
     levels, place = hierarchy(graph, max_size)
     rank = None
     for label in reversed(levels[1:]):
@@ -113,7 +109,7 @@ def order_by(graph: Graph, ordering: str) -> Tensor | None:
     order = _cuthill_mckee(graph)
     if order is None:
         return None
-    return order if 1 - hit_rate(graph, order) <= (1 - LEAST_GAIN) * (1 - hit_rate(graph)) else None
+    return order if 1 - hit_rate(graph, order) <= (1 - bounds.ORDER_GAIN) * (1 - hit_rate(graph)) else None
 
 
 def _cuthill_mckee(graph: Graph) -> Tensor | None:
@@ -140,15 +136,17 @@ def given_order(graph: Graph) -> Tensor | None:
 
     Synchronises: it counts sources in a sample (`hit_rate`).
     """
-    if graph.nnz < _FEW_WINDOWS * _WINDOW:
+    if graph.nnz < bounds.ORDER_WINDOWS * bounds.ORDER_WINDOW:
         return None
     by_length = graph.indptr.diff().argsort(descending=True, stable=True)
-    in_blocks = by_length[torch.argsort(by_length // _BLOCK, stable=True)]
-    local = 1 - hit_rate(graph, in_blocks) <= _LOCAL * (1 - hit_rate(graph, by_length))
+    in_blocks = by_length[torch.argsort(by_length // bounds.ORDER_BLOCK, stable=True)]
+    local = 1 - hit_rate(graph, in_blocks) <= bounds.ORDER_LOCAL * (1 - hit_rate(graph, by_length))
     return in_blocks if local else None
 
 
-def hit_rate(graph: Graph, order: Tensor | None = None, *, window: int = _WINDOW, samples: int = 256) -> float:
+def hit_rate(
+    graph: Graph, order: Tensor | None = None, *, window: int = bounds.ORDER_WINDOW, samples: int = 256
+) -> float:
     """Share of nonzeros whose column an earlier nonzero of the same window of consecutive nonzeros has read.
 
     hit rate = 1 - (distinct columns) / nonzeros, mean over windows: the share of gathers that a small cache can save.
@@ -172,7 +170,9 @@ def hit_rate(graph: Graph, order: Tensor | None = None, *, window: int = _WINDOW
     return float(shares.mean()) if shares.numel() else 0.0
 
 
-def hit_rates(graph: Graph, order: Tensor | None = None, *, window: int = _WINDOW, samples: int = 256) -> Tensor:
+def hit_rates(
+    graph: Graph, order: Tensor | None = None, *, window: int = bounds.ORDER_WINDOW, samples: int = 256
+) -> Tensor:
     """The same of each window: [at most samples], float64."""
     nnz = graph.nnz
     if nnz == 0:
@@ -193,7 +193,7 @@ def hit_rates(graph: Graph, order: Tensor | None = None, *, window: int = _WINDO
 
 def _fewest_reads(graph: Graph) -> float:
     """What no order can fall below: each column that occurs is read once, and one window is all of a small graph."""
-    if graph.nnz <= _WINDOW:
+    if graph.nnz <= bounds.ORDER_WINDOW:
         return 1.0
     seen = torch.zeros(graph.num_cols, dtype=torch.bool, device=graph.device)
     seen[graph.indices] = True

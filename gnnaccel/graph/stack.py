@@ -15,8 +15,7 @@ import torch
 from torch import Tensor
 
 from gnnaccel.graph.csr import Graph
-
-_INT32_MAX = 2**31 - 1
+from gnnaccel.lower import bounds
 
 
 class Relation(NamedTuple):
@@ -67,7 +66,7 @@ class Stack:
         self.sizes = [graph.nnz for graph in self.graphs]
         self._factors: dict[tuple, Tensor] = {}
         nnz = sum(self.sizes)
-        narrow = max(nnz, num_cols, self.num_rows * self.count) <= _INT32_MAX
+        narrow = max(nnz, num_cols, self.num_rows * self.count) <= bounds.INT32_MAX
         self._dtype = torch.int32 if narrow else torch.int64
         with torch.inference_mode(False), torch.no_grad():
             self._place(relations, nnz)
@@ -150,7 +149,7 @@ def below_each_other(graphs: list[Graph], own_columns: bool = False) -> Graph:
             columns += graph.num_cols if own_columns else 0
         num_cols = columns if own_columns else graphs[0].num_cols
         indptr = torch.cat([*starts, torch.tensor([before], device=graphs[0].device)])
-        dtype = torch.int32 if max(before, num_cols) <= _INT32_MAX else torch.int64
+        dtype = torch.int32 if max(before, num_cols) <= bounds.INT32_MAX else torch.int64
         in_order = all(graph.edge_ids is None for graph in graphs)
         edge_ids = None if in_order else torch.cat(ids).to(dtype)
         return Graph(indptr.to(dtype), torch.cat(indices).to(dtype), edge_ids, num_cols)
@@ -208,7 +207,7 @@ class Filled:
                 sources.append(graph.indices.long() * stride + base)
                 before += graph.nnz
             self.ptr = torch.tensor([0, *(ids.numel() for ids in rows)]).cumsum(0)
-            dtype = torch.int32 if max(before, num_cols) <= _INT32_MAX else torch.int64
+            dtype = torch.int32 if max(before, num_cols) <= bounds.INT32_MAX else torch.int64
             indptr = torch.cat([*starts, torch.tensor([before], device=device)]).to(dtype)
             self.rows = Graph(indptr, torch.cat(sources).to(dtype), None, num_cols)
             joined = torch.cat(rows)

@@ -23,9 +23,9 @@ from gnnaccel import __version__
 from gnnaccel.graph import files
 from gnnaccel.graph.csr import Graph
 from gnnaccel.graph.hashing import fingerprint
+from gnnaccel.lower import bounds
 
 FORMAT = 1  # of a file of an order
-_AROUND = 1 << 16  # bytes of it beside the order
 
 
 class Stale(Exception):
@@ -68,7 +68,7 @@ def order_path(graph: Graph, method: str, folder: Path) -> Path:
 
 
 def _dtype(graph: Graph) -> torch.dtype:
-    return torch.int32 if graph.num_rows < 1 << 31 else torch.int64
+    return torch.int32 if graph.num_rows <= bounds.INT32_MAX else torch.int64
 
 
 def _about(graph: Graph, method: str, order: np.ndarray) -> str:
@@ -104,7 +104,9 @@ def load_order(graph: Graph, method: str, folder: Path) -> Tensor | None:
         If there is none. Stale: if it is not to be used, or cannot be read, with the reason.
     """
     try:
-        found = files.arrays(io.BytesIO(files.content(order_path(graph, method, folder), 8 * graph.num_rows + _AROUND)))
+        found = files.arrays(
+            io.BytesIO(files.content(order_path(graph, method, folder), 8 * graph.num_rows + bounds.ORDER_FILE_BYTES))
+        )
         rows, about = found["order"], str(found["about"])
     except FileNotFoundError:
         raise

@@ -21,27 +21,13 @@ from gnnaccel.graph.cache import derived
 from gnnaccel.graph.csr import Graph
 from gnnaccel.lazy import programs
 from gnnaccel.lazy.expression import LINEAR, Apply, Expression, Leaf, gathered, is_rows, without_autocast
-
-# Messages up to so many bytes are made at once. Making them again in blocks pays on the CPU as soon as they leave the
-# cache; on an H200 (2026-11) it takes twice the time, so there it is for messages that would not fit beside the rest.
-STORED_BYTES = {"cpu": 4 << 20, "cuda": 4 << 30}
-# Numbers in stored messages up to which PyG's own propagate() is the quicker one. CPU: GEN, FiLM and LE take 1.0 to 1.5
-# times PyG's time at 128,000, 0.9 to 1.1 times at 256,000. CUDA: GEN and LE take as long at some 8 million, others at
-# two to three times as many (H100; pyg_backend.propagate).
-FEW = {"cpu": 1 << 18, "cuda": 8 << 20}
-# Edges to a node up to which the CPU's bound is twice as large: of short rows there is little to reduce. Batches of
-# molecules, two edges to an atom (2026-11): GEN 0.8 of PyG's speed at 180,000 numbers, 0.95 at 370,000, 1.0 at 750,000.
-SHORT_ROW = 4
-# The same for edges that a layer sees for the first time: they would have to be sorted, for one use perhaps.
-FEW_AT_FIRST = {"cuda": 8 << 20}
-# Of one [edges, ...] block. On the CPU a few of them stay in a core's cache share; on a GPU they fill the device.
-BLOCK_BYTES = {"cpu": 4 << 20, "cuda": 256 << 20}
+from gnnaccel.lower import bounds
 
 
 def are_few(kind: str, edges: int, nodes: int, width: float) -> bool:
-    """True if so many messages of `width` numbers are made the quicker by a framework's own code, as FEW says."""
-    most = FEW.get(kind, 0)
-    return edges * width <= (2 * most if kind == "cpu" and edges <= SHORT_ROW * nodes else most)
+    """True if so many messages of `width` numbers are few: a framework's own code makes them the quicker."""
+    most = bounds.FEW_MESSAGES.get(kind, 0)
+    return edges * width <= (2 * most if kind == "cpu" and edges <= bounds.SHORT_ROWS * nodes else most)
 
 
 class Slot(NamedTuple):
@@ -158,7 +144,7 @@ class Block(NamedTuple):
 
 def blocks_of(graph: Graph, row_bytes: int) -> list[Block]:
     """The graph cut into blocks of whole rows with at most BLOCK_BYTES of messages (a longer row is a block)."""
-    most = max(1, BLOCK_BYTES.get(graph.device.type, 4 << 20) // max(1, row_bytes))
+    most = max(1, bounds.BLOCK_BYTES.get(graph.device.type, 4 << 20) // max(1, row_bytes))
     most = 1 << (most.bit_length() - 1)  # few different sizes in the cache
     found = derived.get((graph.indptr,), ("blocks", most))
     if found is None:
@@ -294,9 +280,6 @@ class _Blocks(_operators.Function):
         return None, None, None, None, None, *grads
 
 
-_LONGEST_SCATTERED = 1 << 15  # edges of a source up to which their sum one after the other keeps its digits in float32
-
-
 def _may_scatter(graph: Graph, sources: list[Tensor]) -> bool:
     """True if gradients to sources may be added up where a sweep by destinations finds them, which spares the sweep by
     sources: on the CPU, where torch adds rows up in the order of edges, whatever the number of threads."""
@@ -306,7 +289,7 @@ def _may_scatter(graph: Graph, sources: list[Tensor]) -> bool:
     if longest is None:
         longest = int(graph.indices.long().bincount().max()) if graph.nnz else 0
         derived.put((graph.indptr,), "longest source", longest)
-    return longest <= _LONGEST_SCATTERED
+    return longest <= bounds.LONGEST_SCATTERED
 
 
 class _Given(NamedTuple):
@@ -408,7 +391,7 @@ def are_large(graph: Graph, expression: Expression) -> bool:
     """True if the rows of an expression, or of a part of it, are more than to be stored."""
     parts = [arg for arg in expression.args if isinstance(arg, Apply)] if isinstance(expression, Apply) else []
     stored = graph.nnz * math.prod(expression.features) * expression.dtype.itemsize
-    return stored > STORED_BYTES.get(graph.device.type, 0) or any(are_large(graph, part) for part in parts)
+    return stored > bounds.STORED_BYTES.get(graph.device.type, 0) or any(are_large(graph, part) for part in parts)
 
 
 def not_stored(graph: Graph, expression: Expression) -> bool:

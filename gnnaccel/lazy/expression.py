@@ -19,8 +19,8 @@ from torch import Tensor
 from gnnaccel import ops
 from gnnaccel.graph.cache import derived
 from gnnaccel.graph.csr import Graph
+from gnnaccel.lower import bounds
 
-NARROW = 16  # features per edge that are worth storing: attention heads, coordinates
 SIDES = {"u": "num_cols", "v": "num_rows"}
 
 
@@ -222,7 +222,11 @@ def _factors(expression, out: list) -> bool:
         if expression.function is not torch.mul:
             return False
         return all(_factors(arg, out) for arg in expression.args)
-    if isinstance(expression, Leaf) and expression.side == "v" and math.prod(expression.features) > NARROW:
+    if (
+        isinstance(expression, Leaf)
+        and expression.side == "v"
+        and math.prod(expression.features) > bounds.STORED_FEATURES
+    ):
         return False
     out.append(expression)
     return True

@@ -11,18 +11,9 @@ from torch import Tensor
 from gnnaccel import ops
 from gnnaccel.graph.csr import Graph
 from gnnaccel.lazy import blocks, programs
-from gnnaccel.lazy.expression import (
-    LINEAR,
-    NARROW,
-    Apply,
-    Expression,
-    Leaf,
-    gathered,
-    product,
-    reshaped,
-    without_autocast,
-)
+from gnnaccel.lazy.expression import LINEAR, Apply, Expression, Leaf, gathered, product, reshaped, without_autocast
 from gnnaccel.lazy.tensor import Lazy, lift
+from gnnaccel.lower import bounds
 
 
 class Unsupported(Exception):
@@ -162,7 +153,7 @@ def softmax(graph: Graph, scores: Tensor) -> Tensor:
     Lazy where scores are, are wide, and are more than to be stored.
     """
     scores = exponent(scores)
-    is_wide = isinstance(scores, Lazy) and scores.pending and math.prod(scores.shape[1:]) > NARROW
+    is_wide = isinstance(scores, Lazy) and scores.pending and math.prod(scores.shape[1:]) > bounds.STORED_FEATURES
     if is_wide and blocks.not_stored(graph, scores.expression):  # type: ignore[attr-defined]
         top = blocks.edge_reduce(graph, scores.expression, "logsumexp")  # type: ignore[attr-defined]
         return (scores - lift(scores.trip, "v", top)).exp()  # type: ignore[attr-defined]
@@ -176,7 +167,7 @@ def softmax_sum(graph: Graph, scores: Tensor, values: Tensor) -> Tensor | None:
         return None
     if scores.shape != values.shape or scores.dtype != values.dtype or exponent(scores) is not scores:
         return None
-    if math.prod(scores.shape[1:]) <= NARROW or not blocks.not_stored(graph, scores.expression):
+    if math.prod(scores.shape[1:]) <= bounds.STORED_FEATURES or not blocks.not_stored(graph, scores.expression):
         return None
     return programs.softmax_sum(graph, scores.expression, values.expression)
 

@@ -17,8 +17,9 @@ from torch import Tensor
 from gnnaccel import ops
 from gnnaccel.lazy import blocks
 from gnnaccel.lazy.deferred import METADATA
-from gnnaccel.lazy.expression import NARROW, Apply, Expression, Leaf, clean, detached, is_rows, joined, reshaped
+from gnnaccel.lazy.expression import Apply, Expression, Leaf, clean, detached, is_rows, joined, reshaped
 from gnnaccel.lazy.tensor import ELEMENTWISE, RULES, Lazy, Trip, lift
+from gnnaccel.lower import bounds
 from gnnaccel.ops._features import broadcast
 
 TENSORS = (Tensor, torch.nn.Parameter)
@@ -34,7 +35,7 @@ def make(trip: Trip, function, args: tuple, features, dtype, kwargs=None, axis: 
     """An Apply as a Lazy; as an ordinary tensor where it is narrow and neither a product that an SpMM could take nor
     features side by side, which a wide linear map may follow."""
     expression = Apply(function, args, kwargs or {}, tuple(features), dtype)
-    if function not in (torch.mul, reshaped, joined) and math.prod(features) <= NARROW:
+    if function not in (torch.mul, reshaped, joined) and math.prod(features) <= bounds.STORED_FEATURES:
         return blocks.edge_values(trip.graph, expression).movedim(0, axis)
     return Lazy(trip, expression, axis)
 

@@ -27,15 +27,8 @@ from torch import Tensor
 from gnnaccel import touch
 from gnnaccel.graph.csr import Graph
 from gnnaccel.lazy.deferred import Deferred
-from gnnaccel.lazy.expression import (
-    NARROW,
-    Expression,
-    Leaf,
-    detached,
-    gathered,
-    tensors_of,
-    written,
-)
+from gnnaccel.lazy.expression import Expression, Leaf, detached, gathered, tensors_of, written
+from gnnaccel.lower import bounds
 
 # torch function -> rule(function, *args, **kwargs), filled by rules.py and linear_rules.py
 RULES: dict[Any, Callable] = {}
@@ -57,7 +50,7 @@ class Trip:
 
     def rows(self, lazy: Lazy, reason: str | None, always: bool) -> Tensor:
         """The rows of a feature that was lifted here. `reason` is noted if they are wide (or `always`)."""
-        if self.gathered is None and (always or math.prod(lazy.expression.features) > NARROW):
+        if self.gathered is None and (always or math.prod(lazy.expression.features) > bounds.STORED_FEATURES):
             self.gathered = reason
         return gathered(self.graph, lazy.expression).movedim(0, lazy.axis)
 

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from gnnaccel.lazy import in_place
+from gnnaccel.lower import bounds
 
 _PACKAGES = ("torch", "torch_geometric", "math", "operator", "_operator", "typing", "functools", "builtins")
 # Names and attributes of code that looks at tensors themselves: transforms, compilers, their own autograd; at their
@@ -27,7 +28,6 @@ _WORDS |= {"getattr", "setattr", "delattr", "eval", "exec", "vars", "globals", "
 _PLAIN_DUNDERS = {"__name__", "__len__", "__doc__", "__version__"}
 _OPAQUE = ("torch.autograd", "torch.jit", "torch._dynamo", "torch.utils.cpp_extension", "torch.func")
 DATA = (type(None), bool, int, float, complex, str, bytes, Tensor, torch.dtype, torch.device, slice, type(Ellipsis))
-_MOST = 64  # things in a collection that are looked at
 
 
 class Walk:
@@ -66,7 +66,11 @@ class Walk:
         """(name, value) of all that `value` leads to, or why it cannot be trusted."""
         if isinstance(value, (tuple, list, set, frozenset, dict)):
             held = [*value, *value.values()] if isinstance(value, dict) else list(value)
-            return [(name, item) for item in held] if len(held) <= _MOST else f"it reads {name!r}, which is long"
+            return (
+                [(name, item) for item in held]
+                if len(held) <= bounds.TRUSTED_ITEMS
+                else f"it reads {name!r}, which is long"
+            )
         if isinstance(value, types.MethodType):
             return [(name, value.__func__), (name, value.__self__)]
         if isinstance(value, (staticmethod, classmethod)):

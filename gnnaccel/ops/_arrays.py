@@ -14,6 +14,7 @@ from gnnaccel import _library as lib
 from gnnaccel import schedule, touch
 from gnnaccel.graph import build
 from gnnaccel.graph.csr import Graph
+from gnnaccel.lower import bounds
 from gnnaccel.ops import _described
 from gnnaccel.ops._described import Described
 from gnnaccel.schedule import worklist
@@ -167,7 +168,7 @@ class Structure:
         halves = [Matrix(arrays[0], arrays[1], arrays[2], num_cols, nnz)]
         if len(arrays) > 3:
             halves.append(Matrix(arrays[3], arrays[4], arrays[5], num_rows, nnz))
-        made = cls(*(halves if code < _TURNED else reversed(halves)))
+        made = cls(*(reversed(halves) if code & _TURNED else halves))
         made._packed = values, [num_rows, num_cols, nnz, code]
         return made
 
@@ -404,21 +405,14 @@ def epilogue_of(*, source_scale=None, source_indptr=None, row_scale=None, bias=N
     return (*(lib.pointer(t) for t in (source_scale, source_indptr, row_scale, bias)), 0, 0, relu, False)
 
 
-_SOURCES_MATTER = 32  # features of a source for one of an edge; 16 lose on graphs whose edges lie in order (two cores)
-
-
 def sources_matter(num_feats: int, edge_feats: int) -> bool:
     """True if rows are to be walked in an order that brings their sources together, and takes the edges out of
     theirs."""
-    return _SOURCES_MATTER * edge_feats <= num_feats
-
-
-_SCALE_FIRST_DEGREE = 40
+    return bounds.SOURCES_MATTER * edge_feats <= num_feats
 
 
 def scales_first(nnz: int, num_cols: int, x: Tensor) -> bool:
     """True if a scale per source should be multiplied into x [num_cols, *F] first, instead of being looked up at every
-    nonzero. H200: looked up 1.07 to 1.2 times the time at mean degrees of 50 to 600, 0.5 to 1.0 at 2 to 32. On the
-    CPU, and for 16-bit features, which it would round, it is always looked up.
+    nonzero. On the CPU, and for 16-bit features, which it would round, it is always looked up.
     """
-    return x.is_cuda and x.element_size() > 2 and nnz > _SCALE_FIRST_DEGREE * num_cols
+    return x.is_cuda and x.element_size() > 2 and nnz > bounds.SCALE_FIRST_DEGREE * num_cols

@@ -7,8 +7,8 @@ from torch import Tensor
 
 from gnnaccel import _library as lib
 from gnnaccel import _operators
+from gnnaccel.lower import bounds
 
-_LEAST_BYTES = 1 << 22  # from which on two launches take less than torch's one (benchmarks/finished_sums.py)
 _HALVES = (torch.bfloat16, torch.float16)
 
 
@@ -71,7 +71,7 @@ def unbiased(grad: Tensor, like: Tensor, wanted: bool) -> tuple[Tensor, Tensor |
 
 
 def _serves(x: Tensor) -> bool:
-    if not x.is_cuda or x.numel() * x.element_size() < _LEAST_BYTES or torch.is_grad_enabled():
+    if not x.is_cuda or x.numel() * x.element_size() < bounds.BIAS_BYTES or torch.is_grad_enabled():
         return False
     return _operators.usual(x) and x.dtype in lib.DTYPES and x.is_contiguous()
 

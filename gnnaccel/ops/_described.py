@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gnnaccel.lower import bounds
+
 SCHEMA = "Tensor edges, SymInt[] sizes"  # what the dispatcher is given in place of a Described
 LOOPS = ("none", "one", "more")
 _LOOPS_CODE, _FLIPPED, _TURNED = 4, 4, 8
@@ -84,7 +86,7 @@ class Described:
 
     def new_index(self, shape: Sequence[int]) -> Tensor:
         """An empty tensor of the dtype of the graph's indices."""
-        wide = max(self.num_src, self.num_dst, self.nnz) >= 2**31  # as gnnaccel.graph.build decides
+        wide = max(self.num_src, self.num_dst, self.nnz) > bounds.INT32_MAX  # as gnnaccel.graph.build decides
         return self.edges.new_empty(shape, dtype=torch.int64 if wide else torch.int32)
 
     def graph(self) -> Any:

@@ -15,11 +15,7 @@ import torch
 from torch import Tensor
 
 from gnnaccel import _library as lib
-
-_SLICE_BYTES = 256  # of features that a worker takes at a time, unless a plan says
-_LEAST, _MANY = 1_000_000, 4_000_000  # nonzeros; with fewer the values stay in L2, and the pass is one more launch
-MOST_BYTES = 32  # of an edge: a sector, of which nothing is wasted
-_HUB_DEGREE = 128  # nonzeros of a row
+from gnnaccel.lower import bounds
 
 
 def is_profitable(edge_ids: Tensor | None, x: Tensor, row_bytes: int, alone: bool, slice_bytes: int = 0) -> bool:
@@ -37,16 +33,16 @@ def is_profitable(edge_ids: Tensor | None, x: Tensor, row_bytes: int, alone: boo
     slice_bytes : int
         If the kernel's are not the usual ones.
     """
-    if edge_ids is None or not edge_ids.is_cuda or not 0 < _edge_bytes(x) <= MOST_BYTES:
+    if edge_ids is None or not edge_ids.is_cuda or not 0 < _edge_bytes(x) <= bounds.EDGE_ORDER_BYTES:
         return False
-    if row_bytes > (slice_bytes or _SLICE_BYTES):
-        return x.shape[0] >= _LEAST
-    return alone and x.shape[0] >= _MANY
+    if row_bytes > (slice_bytes or bounds.EDGE_ORDER_SLICE):
+        return x.shape[0] >= bounds.EDGE_ORDER_EDGES
+    return alone and x.shape[0] >= bounds.EDGE_ORDER_MANY
 
 
 def dense(nnz: int, num_rows: int) -> bool:
     """True of graphs whose rows are so long that the edges of a row lie far apart."""
-    return nnz >= _HUB_DEGREE * num_rows
+    return nnz >= bounds.EDGE_ORDER_DEGREE * num_rows
 
 
 def try_empty_like(x: Tensor, count: int = 1) -> list[Tensor]:

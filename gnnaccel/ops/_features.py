@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from gnnaccel import _library as lib
+from gnnaccel.lower import bounds
 
 
 @functools.lru_cache(maxsize=4096)
@@ -87,20 +88,15 @@ def aligned_heads(x: Tensor) -> Tensor:
     return x.clone() if x.is_cuda and x.data_ptr() % 16 else x
 
 
-_WORTH_PADDING = 16 << 20  # bytes of features that are read of either side ...
-_FEW_FEATURES = 4  # of cuda/sddmm_narrow.cu, which takes any number of them
-_READ_OFTEN = 32  # ... and edges for each row of them: copies of both are a small part of the whole then
-
-
 def padding_is_profitable(nnz: int, lhs: Tensor, rhs: Tensor) -> bool:
     """True if features that no 16-byte vectors fit should be copied into some that they fit before a dot product.
     H200, reddit-like: 2.4 ms with 41 features, 2.2 with 40; cuSPARSE 12.3 and 6.9."""
     row_bytes = math.prod(lhs.shape[1:]) * lhs.element_size()
     fits = lhs.shape[-1] * lhs.element_size() % 16 == 0
-    if fits or lhs.shape[1:] != rhs.shape[1:] or math.prod(lhs.shape[1:]) <= _FEW_FEATURES:
+    if fits or lhs.shape[1:] != rhs.shape[1:] or math.prod(lhs.shape[1:]) <= bounds.NARROW_DOTS:
         return False
-    often = nnz >= _READ_OFTEN * (lhs.shape[0] + rhs.shape[0])
-    return often and nnz * row_bytes >= _WORTH_PADDING
+    often = nnz >= bounds.PADDED_READS * (lhs.shape[0] + rhs.shape[0])
+    return often and nnz * row_bytes >= bounds.PADDED_BYTES
 
 
 def unpadded(x: Tensor, feats: int) -> Tensor:

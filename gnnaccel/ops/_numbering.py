@@ -13,10 +13,9 @@ import torch
 from torch import Tensor
 
 from gnnaccel import schedule
+from gnnaccel.lower import bounds
 from gnnaccel.ops._arrays import Structure
 from gnnaccel.ops._edge_order import gather_edge_values, say_no_memory, scatter_edge_values, try_empty_like
-
-_FEW_USES = 4  # of a sampled graph, which is gone after a step
 
 
 def numbered(
@@ -99,7 +98,7 @@ def _earned(arrays: Structure, lasts: bool) -> Tensor | None:
     if numbering.uses < 0:
         return None
     numbering.uses += 1
-    lasts = lasts or numbering.uses > _FEW_USES or schedule.is_lasting()
+    lasts = lasts or numbering.uses > bounds.NUMBERING_USES or schedule.is_lasting()
     if not lasts or torch.cuda.is_current_stream_capturing():
         return None
     try:

@@ -22,7 +22,6 @@ from gnnaccel.ops import _described
 from gnnaccel.ops._arrays import Structure, packed_parts
 from gnnaccel.ops._described import Described
 
-MOST_EDGES = 1 << 19  # of a graph that is copied at each call; larger ones gain more by their lists of work
 _SLOT = "packed"
 
 

@@ -21,13 +21,7 @@ from gnnaccel import _operators
 from gnnaccel.graph import build, modes
 from gnnaccel.graph.cache import derived
 from gnnaccel.graph.csr import Graph
-
-_LEAST_ROWS = 16384  # of a chunk: fewer would be too little for the calls it takes;
-_TIMES_ON_CUDA = 64  # as many there, where calls take longer than the rows of a chunk on the CPU would
-# Edges of a row that one thread of a kernel adds up while others wait; and in the mean, up to which storing the sums is
-# much beside reading the edges.
-_SHORT, _SHORT_MEAN = 32, 4
-_FEWER = 0.9  # of the rows by destination, up to which those by source pay: their edges have factors of means
+from gnnaccel.lower import bounds
 
 
 class Chunk(NamedTuple):
@@ -102,14 +96,14 @@ class _Rows:
 
     def chunk(self, first: int, last: int, by_source: bool) -> Chunk:
         a, b = int(self.ptr[first]), int(self.ptr[last])
-        bounds = self.bounds[a : b + 1]
-        k0, k1 = (int(bounds[0]), int(bounds[-1])) if b > a else (0, 0)
+        firsts = self.bounds[a : b + 1]
+        k0, k1 = (int(firsts[0]), int(firsts[-1])) if b > a else (0, 0)
         ends, graph = self.ends[a:b].contiguous(), self.graph
-        many = Graph((bounds - k0).contiguous(), self.far[k0:k1].contiguous(), None, graph.num_cols)
+        many = Graph((firsts - k0).contiguous(), self.far[k0:k1].contiguous(), None, graph.num_cols)
         one = Graph(torch.arange(b - a + 1, dtype=ends.dtype, device=ends.device), ends, None, graph.num_rows)
         ptr = (self.ptr[first : last + 1] - a).contiguous()
         gather, spread = (one, many) if by_source else (many, one)
-        short = b == a or (k1 - k0 <= _SHORT_MEAN * (b - a) and int(bounds.diff().max()) <= _SHORT)
+        short = b == a or (k1 - k0 <= bounds.SHORT_RUN_MEAN * (b - a) and int(firsts.diff().max()) <= bounds.SHORT_RUN)
         return Chunk(first, last, ptr, gather, spread, self.edges[k0:k1].contiguous(), short)
 
 
@@ -122,11 +116,11 @@ class Relations:
         self._shares: dict[torch.dtype, Tensor] = {}
         self._in_order: dict[tuple[int, torch.dtype], tuple[Tensor, Tensor]] = {}
         self._rows_of_matrices: Graph | None = None
-        least = _LEAST_ROWS * (_TIMES_ON_CUDA if graph.device.type == "cuda" else 1)
+        least = bounds.RELATION_CHUNK * (bounds.RELATION_CHUNK_ON_CUDA if graph.device.type == "cuda" else 1)
         most = max(graph.num_rows, graph.num_cols, least)
         rows, by_source = _Rows(graph, types, count), _Rows(graph.transposed, types, count)
         self.sizes = rows.sizes()
-        self.by_source = by_source.count < _FEWER * rows.count
+        self.by_source = by_source.count < bounds.BY_SOURCE_SHARE * rows.count
         self.num_rows = by_source.count if self.by_source else rows.count
         # For extremes, whose rows are of destinations in any case.
         self.by_destination = self._chunks(rows, most, False)
@@ -183,7 +177,7 @@ class Relations:
 
 def index_dtype(most: int) -> torch.dtype:
     """Of indices up to `most`."""
-    return torch.int32 if most < 2**31 else torch.int64
+    return torch.int32 if most <= bounds.INT32_MAX else torch.int64
 
 
 class Pairs:

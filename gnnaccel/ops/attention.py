@@ -10,6 +10,7 @@ from torch import Tensor
 from gnnaccel import _library as lib
 from gnnaccel import _operators
 from gnnaccel.graph.csr import Graph
+from gnnaccel.lower import bounds
 from gnnaccel.ops import _arrays, _check, _edge_factor
 from gnnaccel.ops._arrays import Structure, arrays_of, needs_grad
 from gnnaccel.ops._edge_factor import FUSED_DTYPES, EdgeFactor, edge_factor
@@ -126,10 +127,9 @@ def of_scores(
 
 def shorter_by_parts(graph: Graph, head_bytes: int) -> bool:
     """True where the three ops take less time than one: rows so short that a wide head's sum is most of the work, and
-    has a faster kernel (H200, yeast-like, of degree 2: 0.6 of the time at 1x128 and 4x64, 1.0 at 1x32, 1.3 at 4x16).
-    """
-    short = 1_000_000 <= graph.nnz < 8 * graph.num_rows
-    return short and head_bytes >= 256 and graph.indptr.is_cuda
+    has a faster kernel."""
+    short = bounds.BY_PARTS_EDGES <= graph.nnz < bounds.BY_PARTS_DEGREE * graph.num_rows
+    return short and head_bytes >= bounds.BY_PARTS_BYTES and graph.indptr.is_cuda
 
 
 def _composed(arrays: Structure, x, score_src, score_dst, factor: EdgeFactor, negative_slope) -> Tensor:

@@ -26,7 +26,8 @@ from torch.utils._pytree import tree_map_only
 
 from gnnaccel import _library as lib
 from gnnaccel import _timed, touch
-from gnnaccel.ops.expand import MAX_FEATURES, collect, expand, places_dtype
+from gnnaccel.lower import bounds
+from gnnaccel.ops.expand import collect, expand, places_dtype
 
 aten = torch.ops.aten
 
@@ -206,7 +207,7 @@ class CBSR(Tensor):
 def _rebuild(values: Tensor, places: Tensor, num_feats: int, requires_grad: bool) -> CBSR:
     """A saved CBSR, checked: kernels trust it, and a file may hold anything."""
     shapes = values.dim() == 2 and values.shape == places.shape and type(num_feats) is int
-    if not shapes or not 1 <= values.shape[1] <= num_feats <= MAX_FEATURES or values.dtype not in lib.DTYPES:
+    if not shapes or not 1 <= values.shape[1] <= num_feats <= bounds.WIDEST_PLACES or values.dtype not in lib.DTYPES:
         raise ValueError("CBSR: what was saved is no CBSR tensor: wrong shapes or dtype")
     if places.dtype != places_dtype(num_feats) or values.device != places.device:
         raise ValueError("CBSR: what was saved is no CBSR tensor: wrong indices")

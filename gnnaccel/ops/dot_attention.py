@@ -11,6 +11,7 @@ from torch import Tensor
 from gnnaccel import _library as lib
 from gnnaccel import _operators
 from gnnaccel.graph.csr import Graph
+from gnnaccel.lower import bounds
 from gnnaccel.ops import _arrays, _check, _edge_factor
 from gnnaccel.ops._arrays import Structure, arrays_of, needs_grad
 from gnnaccel.ops._edge_factor import FUSED_DTYPES, EdgeFactor, edge_factor
@@ -21,10 +22,6 @@ from gnnaccel.ops.sddmm import sddmm_op
 from gnnaccel.ops.spmm import spmm_op
 
 _INPUTS = f"Tensor? query, Tensor? key, Tensor value, Tensor? edge_bias, {_edge_factor.SCHEMA}"
-MAX_CUDA_HEAD_BYTES = 1024  # what a worker's lanes hold of a head
-# The backward writes down the gradients of the scores, [nnz, H], if they are at most so many tensors like the result:
-# the gradient of the queries is then a weighted sum, and not another pass that computes them again.
-FEW = 4
 
 
 def dot_attention(
@@ -145,7 +142,7 @@ def _fuses(graph: Graph, query: Tensor | None, value: Tensor, edge_bias: Tensor 
         # ops with weights made again, instead of kept, took 5 to 10 % longer than these.
         head_bytes = value.shape[2] * value.element_size()
         return not (value.is_cuda and (needs_grad(value, edge_bias) or shorter_by_parts(graph, head_bytes)))
-    return not value.is_cuda or value.shape[2] * value.element_size() <= MAX_CUDA_HEAD_BYTES
+    return not value.is_cuda or value.shape[2] * value.element_size() <= bounds.DOT_HEAD_BYTES
 
 
 def _composed(arrays: Structure, query, key, value, edge_bias, factor: EdgeFactor, scale) -> Tensor:
@@ -230,7 +227,7 @@ def _backward_impl(arrays, *args):
     if of_sources or of_bias:
         grads["grad_value"] = torch.empty_like(value)
         grads["grad_key"] = None if given["key"] is None else torch.empty_like(value)
-        if of_bias or (of_query and arrays.nnz <= FEW * rows * width):
+        if of_bias or (of_query and arrays.nnz <= bounds.SCORES_KEPT * rows * width):
             grads["grad_scores"] = value.new_empty(arrays.nnz, heads)
         _launch(arrays.transposed(), scale, factor=factor, **given, **grads)
     if of_query and grads["grad_scores"] is not None:
@@ -285,8 +282,10 @@ def _check_inputs(graph, query, key, value, edge_bias, edge_scale, seed, *_rest,
     if query is not None:
         _check.exactly(op, "query", query, (graph.num_rows, heads, feats), value.dtype, device)
         _check.exactly(op, "key", key, (graph.num_cols, heads, feats), value.dtype, device)
-        if value.is_cuda and feats * value.element_size() > MAX_CUDA_HEAD_BYTES:
-            raise ValueError(f"{op}: expected heads of at most {MAX_CUDA_HEAD_BYTES} bytes, got {feats} {value.dtype}")
+        if value.is_cuda and feats * value.element_size() > bounds.DOT_HEAD_BYTES:
+            raise ValueError(
+                f"{op}: expected heads of at most {bounds.DOT_HEAD_BYTES} bytes, got {feats} {value.dtype}"
+            )
     if edge_bias is not None:
         _check.exactly(op, "edge_bias", edge_bias, (graph.nnz, heads), value.dtype, device)
     _edge_factor.check_factor(op, graph, value, edge_scale, seed)

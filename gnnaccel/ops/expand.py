@@ -7,13 +7,12 @@ from torch import Tensor
 
 from gnnaccel import _library as lib
 from gnnaccel import _operators
-
-MAX_FEATURES = 1 << 16
+from gnnaccel.lower import bounds
 
 
 def places_dtype(num_feats: int) -> torch.dtype:
     """Of the indices of rows of `num_feats` features."""
-    return torch.uint8 if num_feats <= 256 else torch.uint16
+    return torch.uint8 if num_feats <= bounds.NARROW_PLACES else torch.uint16
 
 
 def description(values: Tensor, places: Tensor, num_feats: int) -> tuple:

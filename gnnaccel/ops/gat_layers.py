@@ -19,6 +19,7 @@ from torch.nn import functional as F
 from gnnaccel import _operators
 from gnnaccel.graph.csr import Graph
 from gnnaccel.graph.stack import Relation, Stack, below_each_other
+from gnnaccel.lower import bounds
 from gnnaccel.ops import _arrays
 from gnnaccel.ops._arrays import arrays_of
 from gnnaccel.ops.attention import attention, attention_backward_op, attention_op
@@ -132,16 +133,12 @@ class _Edgeless(_operators.Function):
         return None, grad.sum(0) if of_bias else None, *zeros
 
 
-# Multiplications of the maps, from which on, on the CPU, rows that are copied cost more than calls (EPYC, one thread).
-_MAPPED = 1 << 27
-
-
 def is_profitable(layers: Sequence[GatLayer]) -> bool:
     """True if these layers take less together, and `gat_layers` serves them."""
     if len(layers) < 2:
         return False
     work = sum([layer.graph.num_cols * layer.weight_src.numel() for layer in layers])
-    return (work <= _MAPPED or not layers[0].x.is_cpu) and takes(layers)
+    return (work <= bounds.GAT_LAYERS_WORK or not layers[0].x.is_cpu) and takes(layers)
 
 
 def gat_layers(targets: Sequence[Sequence[GatLayer]], how: How, kept: Callable) -> list[Tensor]:

@@ -13,6 +13,7 @@ nodes was recorded.
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -20,8 +21,9 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge
 from torch.utils.hooks import RemovableHandle
 
-_MOST = 4096  # nodes: beyond, it takes too long to look at all of them
-_ALL = 1 << 62
+from gnnaccel.lower import bounds
+
+_ALL = sys.maxsize
 # Of each element, or each row, alone, and zero of a zero: the gradient of the first input has the zero rows of theirs.
 _ELEMENTWISE = frozenset(
     f"{name}Backward{number}"
@@ -109,7 +111,7 @@ def _passed(node: Any, count: int, producer: Any) -> int:
     if name == "SliceBackward0":
         end = node._saved_end
         of_first = node._saved_dim == 0 and not node._saved_start and node._saved_step == 1
-        return min(count, end) if of_first and end is not None and end < 1 << 31 else _ALL
+        return min(count, end) if of_first and end is not None and end <= bounds.INT32_MAX else _ALL
     if count < _ALL and name in _ELEMENTWISE and _shape(node) == _shape(producer) and not _mixes_rows(node, name):
         return count
     return _ALL
@@ -119,7 +121,7 @@ def _mixes_rows(node: Any, name: str) -> bool:
     dims = len(_shape(node))
     if "Softmax" in name:
         dim = node._saved_dim
-        return (dim - (1 << 64) if dim >= 1 << 63 else dim) in (0, -dims)  # unsigned there
+        return dim % (1 << 64) in (0, -dims % (1 << 64))  # unsigned there
     return "LayerNorm" in name and len(node._saved_normalized_shape) >= dims
 
 
@@ -141,7 +143,7 @@ def _consumers_first(roots: Iterable[Any]) -> dict[Any, tuple]:
         producers = root.next_functions
         path = [(root, producers, iter(producers))]
         while path:
-            if len(entered) > _MOST:
+            if len(entered) > bounds.GRADIENT_NODES:
                 return {}
             node, producers, left = path[-1]
             for producer, _ in left:

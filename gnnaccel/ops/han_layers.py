@@ -18,6 +18,7 @@ from torch.nn import functional as F
 from gnnaccel import _operators
 from gnnaccel.graph.csr import Graph
 from gnnaccel.graph.stack import end_to_end, placed
+from gnnaccel.lower import bounds
 from gnnaccel.ops import _arrays
 from gnnaccel.ops._arrays import arrays_of
 from gnnaccel.ops._features import widened, with_bias
@@ -120,7 +121,7 @@ def planned(edges: Sequence[Tensor], types: Sequence[tuple[int, int]], sizes: Se
         ids = by_id.edge_ids
         order = torch.arange(len(which), device=which.device) if ids is None else ids.long()
         graph = Graph(by_id.indptr, by_id.indices, None, cols)
-        dtype = graph.indices.dtype if scores < 2**31 else torch.int64
+        dtype = graph.indices.dtype if scores <= bounds.INT32_MAX else torch.int64
         of_scores = Graph(by_id.indptr.to(dtype), others[order].to(dtype), None, scores)
     return Plan(graph, of_scores, order, nodes, [place for place, node in enumerate(nodes) if node.entering])
 

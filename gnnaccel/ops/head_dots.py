@@ -7,8 +7,7 @@ from torch import Tensor
 
 from gnnaccel import _library as lib
 from gnnaccel import _operators
-
-_MAX_CUDA_VECTORS = 2
+from gnnaccel.lower import bounds
 
 
 def head_dots(x: Tensor, vectors: Tensor) -> Tensor:
@@ -55,7 +54,7 @@ def head_dots(x: Tensor, vectors: Tensor) -> Tensor:
     if x.device != vectors.device:
         raise ValueError(f"head_dots: vectors: expected x's device {x.device}, got {vectors.device}")
     if x.is_cuda:
-        served = lib.has_cuda_kernels() and x.dtype in lib.DTYPES and len(vectors) <= _MAX_CUDA_VECTORS
+        served = lib.has_cuda_kernels() and x.dtype in lib.DTYPES and len(vectors) <= bounds.HEAD_DOTS_VECTORS
     else:
         served = x.is_cpu and x.dtype in (torch.float32, torch.float64)
     return head_dots_op(x, vectors).to(vectors.dtype) if served else _composed(x, vectors)

@@ -9,12 +9,13 @@ from torch import Tensor
 
 from gnnaccel import _operators
 from gnnaccel.graph.csr import Graph
+from gnnaccel.lower import bounds
 from gnnaccel.ops import _layers_short
 from gnnaccel.ops._arrays import arrays_of
 from gnnaccel.ops._cores import DOT, attended, second
 from gnnaccel.ops._edge_factor import FUSED_DTYPES
 from gnnaccel.ops._usual import BY_PARTS, asks, is_usual
-from gnnaccel.ops.dot_attention import FEW, MAX_CUDA_HEAD_BYTES, dot_attention
+from gnnaccel.ops.dot_attention import dot_attention
 
 
 def heads_attention(
@@ -52,7 +53,7 @@ def heads_attention(
         return composed(*inputs, edge_scale=edge_scale)
     keep, factor = asks(inputs), query.shape[2] ** -0.5 if scale is None else scale
     if _layers_short.as_they_lie(query, key, value, edge_scale):
-        if not query.is_cuda or query.shape[2] * query.element_size() <= MAX_CUDA_HEAD_BYTES:
+        if not query.is_cuda or query.shape[2] * query.element_size() <= bounds.DOT_HEAD_BYTES:
             return _dot(*inputs, arrays_of(graph, keep, value), composed, edge_scale, keep, factor)
     elif value.dtype not in FUSED_DTYPES["cuda" if value.is_cuda else "cpu"]:
         return attended(
@@ -77,7 +78,9 @@ class _Dot(_operators.Function):
         usual = not torch.is_grad_enabled() and _operators.usual(grad, query)
         if not usual or not _layers_short.as_they_lie(query, key, value, edge_scale, *kept, grad):
             return *second(ctx, inputs, grad, ctx.needs_input_grad[:3], edge_scale=edge_scale), *(None,) * 5
-        found = _layers_short.dot_gradients(ctx.arrays, (*inputs, edge_scale), kept, grad, ctx.factor, FEW)
+        found = _layers_short.dot_gradients(
+            ctx.arrays, (*inputs, edge_scale), kept, grad, ctx.factor, bounds.SCORES_KEPT
+        )
         return *found, *(None,) * 5
 
 

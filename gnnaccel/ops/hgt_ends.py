@@ -10,20 +10,17 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from gnnaccel import _operators
+from gnnaccel.lower import bounds
 from gnnaccel.ops import _arrays
 from gnnaccel.ops._features import beside_ones, with_bias
 from gnnaccel.ops.segment_matmul import matmul_op, weights_op
 
-_INT32_MAX = 2**31 - 1
-# Bytes of the gradients of a node type's rows, by device, up to which to bring those of all types together takes less
-# than two products of torch's for each type. An estimate: such a product took an H100's host 15 us at least.
-BESIDE = {"cuda": 8 << 20}
 _matmul, _weights = matmul_op.impl, weights_op.impl  # type: ignore[attr-defined]
 
 
 def belong_beside(rows: Tensor, types: int) -> bool:
     """True for the rows of so many node types whose gradients are to be brought together."""
-    return rows.numel() * rows.element_size() <= BESIDE.get(rows.device.type, -1) * types
+    return rows.numel() * rows.element_size() <= bounds.HGT_TOGETHER_BYTES.get(rows.device.type, -1) * types
 
 
 class _Ends(_operators.Function):
@@ -134,7 +131,7 @@ def _of_gates(
 
 def _dot(x: Tensor, y: Tensor) -> Tensor:
     """The sum of all products; of a GPU without storing these."""
-    if x.is_cuda and x.numel() <= _INT32_MAX and y.is_contiguous():
+    if x.is_cuda and x.numel() <= bounds.INT32_MAX and y.is_contiguous():
         return torch.dot(x.view(-1), y.view(-1))
     return (x * y).sum()
 

@@ -17,19 +17,13 @@ from torch import Tensor
 from gnnaccel import _operators
 from gnnaccel.graph.csr import Graph
 from gnnaccel.graph.stack import end_to_end, placed
+from gnnaccel.lower import bounds
 from gnnaccel.ops.heads_attention import heads_attention
 from gnnaccel.ops.hgt_ends import composed_ends, ends_of
 from gnnaccel.ops.hgt_maps import KEY, MAPS, VALUE, Group, Plan, composed_maps, maps_of
 from gnnaccel.ops.hgt_rows import Filled, filled_maps_of
 
-# How many times the multiplications of one map after the other the products of maps may take. With 1.3 times as many
-# they take 0.87 of the time (EPYC, one thread: 10,000 nodes of a type, 64 features, 4 heads). On CUDA the gradients of
-# maps by head, a few values each from all nodes, are what takes long: 27 of 33 ms (H200, 100,000 nodes).
-_TIMES = {"cuda": 8, "cpu": 2}
-_FEW = 1 << 26  # or how many more, on the side of what calls take
-# Where a source's keys and values are made only for edge types that it has edges of: as many times as long as products
-# of torch's the kernel takes, and multiplications for each edge type up to which a call of these takes longer (H100).
-_ON_ROWS, _SLOWER, _CALL = ("cuda",), 1.5, 360_000_000
+_ON_ROWS = ("cuda",)  # where a source's keys and values are made only for edge types that it has edges of
 
 
 class Features(NamedTuple):
@@ -123,7 +117,9 @@ def planned(
         if device.type in _ON_ROWS and len(groups) == 1:
             filled, inverse = _filled(groups[0], given, which, starts, columns, sizes, targets)
             width = sizes[groups[0].places[0]][1]
-            some = filled.keys and (filled.keys * _SLOWER <= cols or cols * width * width <= len(given) * _CALL)
+            some = filled.keys and (
+                filled.keys * bounds.HGT_ROWS_TIMES <= cols or cols * width * width <= len(given) * bounds.HGT_ROWS_CALL
+            )
             filled, begins, cols = (filled, inverse, filled.keys) if some else (None, begins, cols)
         graph = Graph.from_coo(destinations, begins, num_rows=rows, num_cols=cols)
         graph = Graph(graph.indptr, graph.indices, None, cols)  # no edge has anything of its own
@@ -212,4 +208,6 @@ def _folds(plan: Plan, features: Features, relations: Relations) -> bool:
             nodes, inputs = features.x[group.places[k]].shape
             folded += 2 * nodes * wide * count * inputs
             apart += 2 * nodes * wide * (inputs + count * width)
-    return folded <= max(apart * _TIMES["cuda" if relations.keys.is_cuda else "cpu"], apart + _FEW)
+    return folded <= max(
+        apart * bounds.HGT_MAPS_TIMES["cuda" if relations.keys.is_cuda else "cpu"], apart + bounds.HGT_MAPS_WORK
+    )

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from gnnaccel import _operators
 from gnnaccel.graph.csr import Graph
+from gnnaccel.lower import bounds
 from gnnaccel.ops import _arrays
 from gnnaccel.ops._features import beside_ones
 from gnnaccel.ops.hgt_ends import belong_beside
@@ -71,7 +72,7 @@ class Filled(NamedTuple):
     ) -> Filled:
         """read : of each row the node. sizes : rows of each type."""
         count, total = select.shape[0], sum(nodes)
-        narrow = max(read.shape[0], total) < 2**31
+        narrow = max(read.shape[0], total) <= bounds.INT32_MAX
         dtype = torch.int32 if narrow else torch.int64
         indptr, read = torch.arange(read.shape[0] + 1, dtype=dtype, device=read.device), read.to(dtype)
         gather = Graph(indptr, read, None, total)

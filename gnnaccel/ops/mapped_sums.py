@@ -17,6 +17,7 @@ from torch.nn import functional as F
 from gnnaccel import _operators, report, touch
 from gnnaccel.graph.csr import Graph
 from gnnaccel.graph.modes import are_hooked
+from gnnaccel.lower import bounds
 from gnnaccel.ops import _arrays
 from gnnaccel.ops._arrays import Structure, arrays_of
 from gnnaccel.ops._bias import column_sums
@@ -25,8 +26,6 @@ from gnnaccel.ops.messages import is_fused
 from gnnaccel.ops.messages.derivatives import Ahead, ahead, constant_factors, gradients
 from gnnaccel.ops.messages.program import Program, program_of
 from gnnaccel.ops.messages.reduce import gradients_of, walk
-
-_ROWS = 1 << 12  # of a block
 
 
 def mapped_sum(
@@ -97,7 +96,7 @@ def _of_part(parameters: Sequence[Tensor | None], place: tuple[int, slice]) -> t
 
 def _blocks(num_rows: int, times: int = 1) -> Iterator[slice]:
     """`times` : larger blocks, for what needs little room: threads meet less often."""
-    size = times * _ROWS
+    size = times * bounds.MAPPED_SUM_ROWS
     return (slice(start, start + size) for start in range(0, num_rows, size))
 
 

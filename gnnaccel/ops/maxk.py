@@ -7,8 +7,9 @@ from torch import Tensor
 
 from gnnaccel import _library as lib
 from gnnaccel import _operators
+from gnnaccel.lower import bounds
 from gnnaccel.ops.cbsr import CBSR, compressed
-from gnnaccel.ops.expand import MAX_FEATURES, collect, description, expand, places_dtype
+from gnnaccel.ops.expand import collect, description, expand, places_dtype
 
 
 def maxk(x: Tensor, k: int) -> CBSR:
@@ -52,8 +53,10 @@ def maxk(x: Tensor, k: int) -> CBSR:
         raise TypeError(f"maxk: x: expected a floating-point dtype, got {x.dtype}; convert it with .float()")
     if x.layout != torch.strided:
         raise TypeError(f"maxk: x: expected a dense tensor, got layout {x.layout}; use .to_dense()")
-    if x.dim() != 2 or not 1 <= x.shape[1] <= MAX_FEATURES:
-        raise ValueError(f"maxk: x: expected shape [N, D] with D from 1 to {MAX_FEATURES}, got {tuple(x.shape)}")
+    if x.dim() != 2 or not 1 <= x.shape[1] <= bounds.WIDEST_PLACES:
+        raise ValueError(
+            f"maxk: x: expected shape [N, D] with D from 1 to {bounds.WIDEST_PLACES}, got {tuple(x.shape)}"
+        )
     if isinstance(k, bool) or not isinstance(k, int):
         raise TypeError(f"maxk: k: expected an int, got {type(k).__name__}")
     if not 1 <= k <= x.shape[1]:

@@ -17,16 +17,10 @@ from torch.nn import functional as F
 
 from gnnaccel import _library as lib
 from gnnaccel import _operators
+from gnnaccel.lower import bounds
 from gnnaccel.ops import _arrays, products
 from gnnaccel.ops.joined_sums import WRITTEN, versions
 
-# Columns on the CPU. Both passes take from 0.36 to 0.49 of torch's time with AVX-512 on an EPYC of Zen 5, and 0.60 to
-# 0.87 with AVX2: 32 to 600 columns, 300 to 50,000 rows, the fewer the better. Without either, twice torch's time; and
-# on an Intel with AVX-512 up to 1.9 of it, of 300 rows.
-_MAX_WIDTH = 1024
-# Numbers between the maps, without a norm and with one, below which Python's part of ours is more than is spared, on
-# that EPYC.
-_FEW = 1 << 13, 5 << 10
 _PAYS = lib.isa() != "baseline" and lib.is_amd()
 
 
@@ -68,7 +62,7 @@ def normed_layers(
         return None
     if any(t.device != x.device for t in given) or not _fit(x.shape[1], *parameters, *(running or ())):
         return None
-    if not x.is_cuda and x.shape[0] * len(first[0]) < _FEW[norm is not None]:
+    if not x.is_cuda and x.shape[0] * len(first[0]) < bounds.NORMED_NUMBERS[norm is not None]:
         return None
     keep = torch.is_grad_enabled() and any(t.requires_grad for t in given)
     if keep and running is not None and (running[0].requires_grad or running[1].requires_grad):
@@ -113,7 +107,7 @@ def _serves(x: Tensor, *others: Tensor) -> bool:
         if t.dtype is not torch.float32 or not t.is_contiguous():
             return False
         for width in t.shape[1:] if t is x else t.shape:
-            if not 0 < width <= _MAX_WIDTH:
+            if not 0 < width <= bounds.NORMED_WIDTH:
                 return False
     return True
 

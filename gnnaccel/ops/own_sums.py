@@ -12,14 +12,9 @@ from torch import Tensor
 
 from gnnaccel import _operators
 from gnnaccel.graph.csr import Graph
+from gnnaccel.lower import bounds
 from gnnaccel.ops.linear_sums import sums_of
 from gnnaccel.ops.spmm import spmm
-
-_INT32_MAX = 2**31 - 1
-# Bytes for each layer, or destination type, that one node of autograd for all may read and write more than a node for
-# each does. It spares 0.3 to 0.9 ms of calls for each type (an H200, benchmarks/results/hetero_ways_h200.csv), in which
-# six passes over so many bytes are made at 3 TB/s; the bound itself was not reached in a measurement.
-SPARED = 300 << 20
 
 
 class OwnSum(NamedTuple):
@@ -54,7 +49,7 @@ def is_profitable(layers: Sequence[OwnSum]) -> bool:
     """True if these layers take less together: what is copied, the features of all, is less than the calls spared."""
     each = {id(x): x for layer in layers for x in (layer.x, layer.own)}
     copied = sum([x.numel() * x.element_size() for x in each.values()])
-    return len(layers) > 1 and copied <= SPARED * len(layers)
+    return len(layers) > 1 and copied <= bounds.ONE_NODE_BYTES * len(layers)
 
 
 def own_sums(layers: Sequence[OwnSum], kept: Callable, each: bool = False) -> list[Tensor]:
@@ -107,7 +102,7 @@ def _planned(graphs: list[Graph], ends: list[tuple[int, int]], sizes: list[int])
             columns.append(found)
             codes.append(code)
             before += found.numel()
-        dtype = torch.int32 if max(before, sum(sizes)) <= _INT32_MAX else torch.int64
+        dtype = torch.int32 if max(before, sum(sizes)) <= bounds.INT32_MAX else torch.int64
         whole = Graph(torch.cat(pointers).to(dtype), torch.cat(columns).to(dtype), None, sum(sizes))
         return _Plan(whole, torch.cat(codes), [graph.num_rows for graph in graphs], sizes, [set(pair) for pair in ends])
 

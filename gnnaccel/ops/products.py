@@ -16,20 +16,13 @@ from torch.nn import functional as F
 
 from gnnaccel import _library as lib
 from gnnaccel import _precision
-
-# What pays (H100, microseconds, torch's for ours): 169,343 x 64 to 256 columns 192 for 128, its gradients 148 for 116
-# and 296 for 130; 20,000 rows 29 for 22, 26 for 27 and 55 for 35; 2,708 to 128 columns 6 for 7, 6 for 10 and 18 for 24.
-_MIN_ROWS, _MIN_ROWS_BACK = 1 << 14, 1 << 15
-_MAX_WIDTH = 512
-# A weight's gradient of so few tiles that the rows are read once or twice: 256 x 256 takes 1.3 of torch's time.
-_MAX_WEIGHT = 1 << 14
-_CAPABILITY = (8, 0)  # of cp.async and TF32
+from gnnaccel.lower import bounds
 
 
 def serves(x: Tensor, *others: Tensor | None) -> bool:
     """True if the kernels take the rows of x, and `others`, whose widths are their last dimension: vectors and matrices
     on one device."""
-    if x.dtype is not torch.float32 or not x.is_cuda or x.shape[0] < _MIN_ROWS or _precision.allows_tf32():
+    if x.dtype is not torch.float32 or not x.is_cuda or x.shape[0] < bounds.PRODUCT_ROWS or _precision.allows_tf32():
         return False
     if not lib.has_cuda_kernels() or not _is_new_enough(x.device):
         return False
@@ -39,14 +32,16 @@ def serves(x: Tensor, *others: Tensor | None) -> bool:
         if t.dtype is not torch.float32 or not t.is_contiguous() or t.data_ptr() % 16:
             return False
         for width in t.shape[1:] if t is x else t.shape:
-            if width % 4 or not 0 < width <= _MAX_WIDTH:
+            if width % 4 or not 0 < width <= bounds.PRODUCT_WIDTH:
                 return False
     return True
 
 
 @functools.lru_cache(maxsize=64)
 def _is_new_enough(device: torch.device) -> bool:
-    return device.type == "cpu" or torch.cuda.get_device_capability(device) >= _CAPABILITY  # "cpu": emulated
+    return (
+        device.type == "cpu" or torch.cuda.get_device_capability(device) >= bounds.PRODUCT_CAPABILITY
+    )  # "cpu": emulated
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -73,7 +68,7 @@ def back(grad: Tensor, weight: Tensor) -> Tensor:
     grad : Tensor [N, D]
     weight : Tensor [D, F]
     """
-    if grad.shape[0] < _MIN_ROWS_BACK or not serves(grad, weight):
+    if grad.shape[0] < bounds.PRODUCT_ROWS_BACK or not serves(grad, weight):
         return grad.mm(weight)
     out = grad.new_empty((grad.shape[0], weight.shape[1]))
     _product(grad, weight, None, out, True)
@@ -94,7 +89,7 @@ def of_weight(x: Tensor, grad: Tensor, with_bias: bool) -> tuple[Tensor, Tensor 
     x : Tensor [N, F]
     grad : Tensor [N, D]
     """
-    if x.shape[1] * grad.shape[1] > _MAX_WEIGHT or not serves(x) or not serves(grad):
+    if x.shape[1] * grad.shape[1] > bounds.PRODUCT_WEIGHT or not serves(x) or not serves(grad):
         return None
     weight = x.new_empty((grad.shape[1], x.shape[1]))
     bias = x.new_empty(grad.shape[1]) if with_bias else None

@@ -19,15 +19,13 @@ from torch import Tensor
 from gnnaccel import _library as lib
 from gnnaccel import _operators, schedule, tiles, touch
 from gnnaccel.graph.csr import Graph
+from gnnaccel.lower import bounds
 from gnnaccel.ops._arrays import Matrix, Structure, arrays_of, csr_of, epilogue_of, scales_first
 from gnnaccel.ops._bias import column_sums
 from gnnaccel.ops.ready_call import NO_MORE, Kernel, own_pays, with_more, with_own
 
 _TENSORS = (Tensor, torch.nn.Parameter)
 _ON_CPU, _COPY, _MUL = torch.device("cpu"), lib.MESSAGES["copy_lhs"], lib.MESSAGES["mul"]
-_MOST = 32  # sums of one graph
-_SMALL = {"cpu": 1 << 14, "cuda": 1 << 20}  # edges
-ONCE = 3  # uses of a small graph by layers of one width, after which it is one that lasts
 
 
 def calls_of(graph: Graph) -> dict:
@@ -85,7 +83,7 @@ def call_of(
     if type(ready) is not Ready or not ready.is_of(source_scale, row_scale) or ready.stale(graph):
         if not _may_be_made(graph, x, source_scale, row_scale):
             return None
-        if len(calls) >= _MOST:
+        if len(calls) >= bounds.READY_SUMS:
             calls.clear()
         if type(ready) is not Ready and _is_new(graph):
             if bias is not None and (touch.keys(bias) != touch.keys(x) or not bias.is_contiguous()):
@@ -93,7 +91,7 @@ def call_of(
             once = ready if type(ready) is Once and ready.is_of(source_scale, row_scale) else None
             if once is None:
                 once = calls[key] = Once(graph, x, form, (source_scale, row_scale))
-            if once.uses < ONCE:
+            if once.uses < bounds.NEW_GRAPH_USES:
                 once.uses += 1
                 if x.is_cuda:
                     schedule.of(graph).note_use()
@@ -117,8 +115,8 @@ def _is_new(graph: Graph) -> bool:
     if graph._transposed is not None or graph._origin_arrays is not None:
         return False
     if graph.indptr.is_cuda:
-        return graph.indices.shape[0] <= _SMALL["cuda"] and schedule.is_new(graph)
-    return graph.indices.shape[0] <= _SMALL["cpu"] and schedule.ordered(graph) is None
+        return graph.indices.shape[0] <= bounds.SMALL_GRAPH["cuda"] and schedule.is_new(graph)
+    return graph.indices.shape[0] <= bounds.SMALL_GRAPH["cpu"] and schedule.ordered(graph) is None
 
 
 def _may_be_made(graph: Graph, x: Tensor, source_scale: Tensor | None, row_scale: Tensor | None) -> bool:

@@ -9,11 +9,11 @@ from torch import Tensor
 
 from gnnaccel import _library as lib
 from gnnaccel import touch
+from gnnaccel.lower import bounds
 from gnnaccel.ops._arrays import Structure, sources_matter
 
 _COPY = lib.MESSAGES["copy_lhs"]
 _NO_SCALES, NO_MORE = (0, 0, 0), (0, 0, 0, False, False)  # parts of what `epilogue_of` gives
-_OWN_DEGREE = 64  # nonzeros of a row, up to which a row of its own source costs less in the kernel than by itself
 
 
 class Kernel:
@@ -121,7 +121,7 @@ def own_pays(x: Tensor, factor: Tensor, nnz: int) -> bool:
     alone: the same bits."""
     if factor.dtype is not lib.accumulator(x):
         return False
-    return nnz <= _OWN_DEGREE * x.shape[0] if x.is_cuda else x.element_size() > 2
+    return nnz <= bounds.OWN_DEGREE * x.shape[0] if x.is_cuda else x.element_size() > 2
 
 
 def takes_wide(x: Tensor, bias: Tensor | None) -> bool:

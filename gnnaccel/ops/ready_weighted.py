@@ -11,12 +11,12 @@ from torch import Tensor
 from gnnaccel import _library as lib
 from gnnaccel import _operators, touch
 from gnnaccel.graph.csr import Graph
+from gnnaccel.lower import bounds
 from gnnaccel.ops._features import padding_is_profitable
 from gnnaccel.ops.ready import Form, Once, Ready, call_of
 
 _TENSORS = (Tensor, torch.nn.Parameter)
 _ON_CPU = torch.device("cpu")
-_MANY = 1_000_000  # edges; the general way may move the values of as many on CUDA first
 _FUSED_DTYPES = (torch.float32, torch.float64)
 
 
@@ -30,7 +30,12 @@ def weighted_sum_of(graph: Graph, x: Any, weight: Any, form: Form) -> Tensor | N
     if touch.watched() or touch.in_forward_mode() or weight.dtype != x.dtype:
         return None
     edges = graph.indices.shape[0]
-    if not edges or weight.shape not in ((edges,), (edges, 1)) or x.dim() != 2 or (x.is_cuda and edges >= _MANY):
+    if (
+        not edges
+        or weight.shape not in ((edges,), (edges, 1))
+        or x.dim() != 2
+        or (x.is_cuda and edges >= bounds.EDGE_ORDER_EDGES)
+    ):
         return None
     recorded = torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
     ready = call_of(graph, x, form, None, None, None, recorded and x.requires_grad)

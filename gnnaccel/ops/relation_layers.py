@@ -16,9 +16,9 @@ from torch import Tensor
 
 from gnnaccel import _operators, touch
 from gnnaccel.graph.stack import EdgeList, graph_of
+from gnnaccel.lower import bounds
 from gnnaccel.ops import _arrays, ready, relation_each, relation_rows
 from gnnaccel.ops.linear_sums import Apart
-from gnnaccel.ops.own_sums import SPARED
 from gnnaccel.ops.relation_plans import Plan, Walk, planned
 from gnnaccel.ops.relation_products import (
     Group,
@@ -32,11 +32,6 @@ from gnnaccel.ops.relation_products import (
 )
 from gnnaccel.ops.relation_sums import Kept, Own, Term, one_behind_the_other, relation_sums, term_by_term
 from gnnaccel.ops.spmm import FORMS, spmm
-
-# Multiplications of all maps, up to which the way with the fewest calls is the shortest (EPYC, one thread).
-_SMALL = 1 << 24
-# Up to which layers on the CPU take less one by one than sums together whose edges have weights that are trained.
-_TINY = 1 << 22
 
 
 class Target(NamedTuple):
@@ -81,14 +76,14 @@ def relation_layers(targets: Sequence[Target], kept: Kept, each: bool = False) -
     on_cpu, new = targets[0].terms[0].x.is_cpu, _are_new(targets)
     work = _work(targets) if on_cpu else 0
     few = (
-        work <= _SMALL
+        work <= bounds.RELATION_LAYERS_WORK
         if on_cpu
-        else _bytes(targets) <= SPARED * len(targets) or (not new and relation_rows.pay(targets))
+        else _bytes(targets) <= bounds.ONE_NODE_BYTES * len(targets) or (not new and relation_rows.pay(targets))
     )
     if not few or not _alike(targets) or touch.watched() or touch.in_forward_mode():
         if new:
             return None
-        return _composed(targets) if work > _TINY or not on_cpu else None
+        return _composed(targets) if work > bounds.RELATION_LAYERS_TINY or not on_cpu else None
     features: dict[int, Tensor] = {}
     places: dict[int, int] = {}
     layout: list[tuple] = []

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from gnnaccel.graph.csr import Graph
+from gnnaccel.lower import bounds
 from gnnaccel.ops import ready
 from gnnaccel.ops.segment_matmul import matmul_op, weights_op
 from gnnaccel.ops.spmm import FORMS, spmm
@@ -95,12 +96,6 @@ def matrix(group: Group, given: Sequence[Any]) -> Tensor:
     return rows.view(len(group.targets), -1, group.wide * rows.shape[1])
 
 
-# Rows of each type up to which the gradients of maps are one batched product on a GPU. It does not divide the rows of
-# a type: four of 10,000 rows take 0.30 ms, a product each 0.16, of 100,000 rows 3.5 and 0.33 ms (an H200; 64 outputs
-# of 192 numbers). The bound is where these times would cross; the kernel that divides them was not timed here.
-_FEW_ROWS = 1024
-
-
 def products(group: Group, sums: Tensor, maps: Tensor) -> Tensor:
     """[rows of all types, D] of their sums [rows of all types, wide * F]."""
     if group.rows_alike:
@@ -117,7 +112,7 @@ def of_sums(group: Group, grad: Tensor, maps: Tensor) -> Tensor:
 
 def of_maps(group: Group, grad: Tensor, sums: Tensor) -> tuple[Tensor, ...]:
     """The gradients of the maps of all sums, each [D, F]."""
-    if group.rows_alike and (grad.is_cpu or group.sizes[0] <= _FEW_ROWS):
+    if group.rows_alike and (grad.is_cpu or group.sizes[0] <= bounds.BATCHED_MAP_ROWS):
         whole = torch.bmm(_by_type(group, grad).transpose(1, 2), _by_type(group, sums))
     else:
         whole = _weights(grad, group.ptr, sums, 0)

@@ -17,17 +17,11 @@ from torch import Tensor
 
 from gnnaccel.graph.csr import Graph
 from gnnaccel.graph.stack import factor, filled_rows
+from gnnaccel.lower import bounds
 from gnnaccel.ops.relation_products import Group, Map, added, below, group_of, matrix
 from gnnaccel.ops.relation_sums import one_behind_the_other
 from gnnaccel.ops.spmm import spmm
 from gnnaccel.ops.summed_rows import SummedRows
-
-# Multiplications spared from which on, and the part of rows up to which, this takes less than a product for each
-# destination: an H100 spends 1.33 ms of 1.66, a third of the rows having edges (4 types of 100,000 nodes, 8 of 40,000
-# edges, 64 features), 0.19 of 0.25 with a tenth of both, and as long where three quarters have.
-_SPARED, _PART = 1 << 27, 0.7
-_SHORT, _SHORT_MEAN = 32, 4  # edges of rows that are added up where they are read, at most and in the mean
-_CHUNK = 256  # rows that a walk adds up for the sums over all rows of a result
 
 
 class RowsPlan(NamedTuple):
@@ -69,10 +63,10 @@ def pay(targets: Sequence[Any]) -> bool:
     first = targets[0].terms[0]
     each = first.x.shape[1] * first.outputs
     rows = sum([terms[0].graph.num_rows * len(terms) for terms, *_ in targets])
-    if rows * each < _SPARED:
+    if rows * each < bounds.FILLED_ROWS_WORK:
         return False
     filled = sum([filled_rows(term.graph) for terms, *_ in targets for term in terms])
-    return filled <= _PART * rows and (rows - filled) * each >= _SPARED
+    return filled <= bounds.FILLED_ROWS_SHARE * rows and (rows - filled) * each >= bounds.FILLED_ROWS_WORK
 
 
 def fit(targets: Sequence[Any]) -> bool:
@@ -119,17 +113,17 @@ def planned(targets: Sequence[Any], places: dict[int, int], features: dict[int, 
         at += len(of_target)
         used.append([*{places[id(x)] for _, x, *_ in each}, *range(before, at)])
         first += num_rows
-    rows, bounds = sum(counts), [0, *itertools.accumulate([terms[0].graph.num_rows for terms, *_ in targets])]
+    rows, begins = sum(counts), [0, *itertools.accumulate([terms[0].graph.num_rows for terms, *_ in targets])]
     places_of = torch.cat(ends)
     numbers = torch.arange(rows + sum(map(len, biases)), device=device)
-    spans = zip(itertools.pairwise(bounds), biases, strict=True)
+    spans = zip(itertools.pairwise(begins), biases, strict=True)
     added_to = [torch.arange(a, b, device=device) for (a, b), of_target in spans for _ in of_target]
     which = [n.expand(to.numel()) for n, to in zip(numbers[rows:], added_to, strict=True)]
     indptr = torch.cat([*starts, torch.tensor([nnz], device=device)])
     gather = _graph(indptr, torch.cat(sources), bases[-1])
-    spread = _graph(torch.arange(rows + 1, device=device), places_of, bounds[-1])
+    spread = _graph(torch.arange(rows + 1, device=device), places_of, begins[-1])
     to, of = torch.cat([places_of, *added_to]), torch.cat([numbers[:rows], *which])
-    scatter = Graph.from_coo(to, of, num_rows=bounds[-1], num_cols=numbers.numel())
+    scatter = Graph.from_coo(to, of, num_rows=begins[-1], num_cols=numbers.numel())
     scatter = Graph(scatter.indptr, scatter.indices, None, scatter.num_cols)
     of_edges = torch.cat(factors) if factors else None
     by_row = of_edges is not None and kinds <= {"sum", "mean"}
@@ -144,10 +138,10 @@ def planned(targets: Sequence[Any], places: dict[int, int], features: dict[int, 
         gather,
         spread,
         scatter,
-        _totals(bounds, device),
+        _totals(begins, device),
         of_edges,
         of_edges[indptr[:-1]] if of_edges is not None and by_row else None,
-        most <= _SHORT and nnz <= _SHORT_MEAN * rows,
+        most <= bounds.SHORT_RUN and nnz <= bounds.SHORT_RUN_MEAN * rows,
     )
 
 
@@ -156,17 +150,17 @@ def _loops(num_rows: int, device: torch.device) -> Graph:
     return Graph(each, each[:-1].clone(), None, num_rows)
 
 
-def _totals(bounds: list[int], device: torch.device) -> tuple[Graph, Graph]:
+def _totals(begins: list[int], device: torch.device) -> tuple[Graph, Graph]:
     """Of so many rows of each result, in two steps: torch's sum of 400,000 rows of 64 takes 127 us (an H100)."""
-    starts = [range(a, b, _CHUNK) for a, b in itertools.pairwise(bounds)]
-    parts = torch.tensor([*itertools.chain(*starts), bounds[-1]], device=device)
+    starts = [range(a, b, bounds.TOTALS_ROWS) for a, b in itertools.pairwise(begins)]
+    parts = torch.tensor([*itertools.chain(*starts), begins[-1]], device=device)
     ends = torch.tensor([0, *itertools.accumulate(map(len, starts))], device=device)
-    every = torch.arange(max(bounds[-1], parts.numel()), device=device)
-    return _graph(parts, every[: bounds[-1]], bounds[-1]), _graph(ends, every[: parts.numel() - 1], parts.numel() - 1)
+    every = torch.arange(max(begins[-1], parts.numel()), device=device)
+    return _graph(parts, every[: begins[-1]], begins[-1]), _graph(ends, every[: parts.numel() - 1], parts.numel() - 1)
 
 
 def _graph(indptr: Tensor, indices: Tensor, num_cols: int) -> Graph:
-    narrow = max(indices.numel(), num_cols, indptr.numel()) < 2**31
+    narrow = max(indices.numel(), num_cols, indptr.numel()) <= bounds.INT32_MAX
     dtype = torch.int32 if narrow else torch.int64
     return Graph(indptr.to(dtype), indices.to(dtype), None, num_cols)
 

@@ -19,15 +19,12 @@ from torch.nn import functional as F
 from gnnaccel import _operators
 from gnnaccel.graph.csr import Graph
 from gnnaccel.graph.stack import Filled, Relation, Stack, factor, filled_rows
+from gnnaccel.lower import bounds
 from gnnaccel.ops._bias import column_sums
 from gnnaccel.ops.segment_matmul import matmul_op
 from gnnaccel.ops.spmm import FORMS, spmm
 
 Kept = Callable[[Hashable, Callable[[], Any]], Any]
-_READ = 8  # multiplications of a matrix product that take as long as reading one feature of an edge
-# Multiplications of a matrix product that take as long as to call it, forward and backward; and the largest part of all
-# rows of which it pays to leave the others out (EPYC, one thread).
-_PRODUCT, _PART = 600_000, 0.7
 
 
 class Term(NamedTuple):
@@ -208,7 +205,11 @@ def _filled(terms: list[Term]) -> int | None:
     rows, count = terms[0].graph.num_rows, len(terms)
     filled = sum([filled_rows(term.graph) for term in terms])
     spared = (rows * count - filled) * terms[0].x.shape[1] * terms[0].outputs
-    return filled if spared > count * _PRODUCT and filled < _PART * rows * count else None
+    return (
+        filled
+        if spared > count * bounds.FILLED_SUMS_WORK and filled < bounds.FILLED_SUMS_SHARE * rows * count
+        else None
+    )
 
 
 def _maps_first(terms: list[Term], filled: int | None) -> bool:
@@ -219,7 +220,9 @@ def _maps_first(terms: list[Term], filled: int | None) -> bool:
     for term in terms:
         edges += term.graph.nnz
         sources += term.graph.num_cols
-    return (sources * width + edges * _READ) * outputs < (rows * outputs + edges * _READ) * width
+    return (sources * width + edges * bounds.EDGE_READ_WORK) * outputs < (
+        rows * outputs + edges * bounds.EDGE_READ_WORK
+    ) * width
 
 
 def _filled_rows_mapped(terms: list[Term], numbers: tuple, kept: Kept) -> Tensor:
@@ -297,17 +300,12 @@ def _mapped_first(terms: list[Term], numbers: tuple, kept: Kept) -> Tensor:
     return _sum(stack, stack.merged, one_behind_the_other(mapped), [terms[i] for i in order])
 
 
-# Edges of a row from which on a factor for each takes longer than to scale the sources for each graph, where there is
-# much to read (EPYC, one thread).
-_MIN_DEGREE, _MIN_NUMBERS = 8, 1 << 20
-
-
 def is_profitable(terms: Sequence[Term]) -> bool:
     """False where bringing features end to end copies more than the graphs' own results have, and their edges read;
     and where many edges would have a factor of their own that their graph's layer has none for."""
     features, _, sources = _joined(list(terms))
     rows, edges = terms[0].graph.num_rows * len(terms), sum(term.graph.nnz for term in terms)
-    much = edges >= _MIN_DEGREE * rows and edges * terms[0].x.shape[1] >= _MIN_NUMBERS
+    much = edges >= bounds.SCALED_SOURCES_DEGREE * rows and edges * terms[0].x.shape[1] >= bounds.SCALED_SOURCES_NUMBERS
     if much and any(term.kind not in ("sum", "mean") for term in terms):
         return False
     return len(features) == 1 or sources <= rows + edges

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from gnnaccel import _operators
 from gnnaccel.graph.csr import Graph
+from gnnaccel.lower import bounds
 from gnnaccel.ops import _check
 from gnnaccel.ops._arrays import gradients
 from gnnaccel.ops._bias import column_sums
@@ -21,10 +22,6 @@ from gnnaccel.ops.spmm import spmm
 from gnnaccel.ops.summed_rows import SummedRows
 
 REDUCES = ("sum", "mean", "max", "min")
-_BASES_PAY = 2  # rows to map for one that bases map: these read as many features of each edge as there are bases
-
-# Without an x, in multiplications of a matrix product: to read a number of an edge, and to keep one of a matrix (EPYC).
-_READ, _MADE = 8, 16
 
 
 def relational_spmm(
@@ -188,7 +185,7 @@ def _by_bases(relations: Relations, coefficients: Tensor | None) -> bool:
     if coefficients is None:
         return False
     bases = coefficients.shape[1]
-    return bases > 0 and relations.num_rows > _BASES_PAY * bases * max(1, relations.num_cols)
+    return bases > 0 and relations.num_rows > bounds.BASES_ROWS * bases * max(1, relations.num_cols)
 
 
 def _edges_by_bases(relations: Relations, coefficients: Tensor) -> bool:
@@ -197,7 +194,11 @@ def _edges_by_bases(relations: Relations, coefficients: Tensor) -> bool:
     count, bases = coefficients.shape
     if bases == 0 or bases >= count:
         return False
-    return count > 4 * bases or count * relations.num_cols * (bases + _MADE) > _READ * relations.nnz * bases
+    return (
+        count > 4 * bases
+        or count * relations.num_cols * (bases + bounds.MATRIX_KEPT_WORK)
+        > bounds.EDGE_READ_WORK * relations.nnz * bases
+    )
 
 
 def _of_bases(coefficients: Tensor, weight: Tensor) -> Tensor:

@@ -17,17 +17,16 @@ from gnnaccel import _operators
 from gnnaccel.graph import hops
 from gnnaccel.graph.csr import Graph
 from gnnaccel.graph.hops import Hops
+from gnnaccel.lower import bounds
 from gnnaccel.ops import gradient_rows, ready
 from gnnaccel.ops._arrays import arrays_of
 from gnnaccel.ops.spmm import FORMS, spmm
-
-LEAST = 1 << 23  # products of two numbers in one of the maps: of fewer it does not matter
 
 
 def is_profitable(graph: Graph, x: Tensor, weight: Tensor) -> bool:
     """True for a sampled batch on which `sum_mapped` is to do what `linear_sums.sum_mapped` does."""
     sampled = hops.of(graph)
-    return sampled is not None and sampled.edges[-1] > 0 and x.shape[0] * weight.numel() >= LEAST
+    return sampled is not None and sampled.edges[-1] > 0 and x.shape[0] * weight.numel() >= bounds.SAMPLED_PRODUCTS
 
 
 def sum_mapped(graph: Graph, x: Tensor, reduce: str, weight: Tensor, bias: Tensor | None, own_weight: Tensor) -> Tensor:

@@ -17,6 +17,7 @@ from gnnaccel import _operators, _precision
 from gnnaccel.graph import build
 from gnnaccel.graph.cache import derived
 from gnnaccel.graph.csr import Graph
+from gnnaccel.lower import bounds
 from gnnaccel.ops import _check
 from gnnaccel.ops._arrays import csr_of
 
@@ -132,36 +133,25 @@ def _by_head(x: Tensor, heads: int) -> Tensor:
     return x.view(x.shape[0], heads, -1).transpose(0, 1)
 
 
-# With so many multiplications to a segment, the kernel takes as much longer for them than torch's product as that
-# product's call takes, on tensor cores and without (an H200: 12 us, and 0.03 to 0.05 ps a multiplication; without them
-# 0.012, and none up to 64 x 64); and the blocks that it may have side by side.
-_CALL, _CALL_WITHOUT = 360_000_000, 1_000_000_000
-_MOST_BLOCKS, _INT32_MAX = 65535, 2**31 - 1
-
-
 def _pays(segments: int, multiplications: int, dtype: torch.dtype) -> bool:
     """True if one launch takes less than a product of torch's for each segment."""
     full = dtype is torch.float64 or (dtype is torch.float32 and not _precision.allows_tf32())
-    return segments * (_CALL_WITHOUT if full else _CALL) >= multiplications
+    return segments * (bounds.SEGMENT_CALL_FULL if full else bounds.SEGMENT_CALL) >= multiplications
 
 
-# Segments from which on torch's grouped product takes less than a product for each (an H200, 64 x 64: 0.21 ms for five
-# either way, and for 20 of 0.21 and 0.58; our kernel 0.32).
-_GROUPED = 6
-_GROUPED_CAPABILITIES = (9, 10)  # on others it is a product for each group, and waits for the GPU
 _ALIGNED = 8  # numbers of two bytes in the 16 to which it wants rows aligned
 
 
 @functools.cache
 def _has_grouped(device: int) -> bool:
-    return hasattr(torch, "_grouped_mm") and torch.cuda.get_device_capability(device)[0] in _GROUPED_CAPABILITIES
+    return hasattr(torch, "_grouped_mm") and torch.cuda.get_device_capability(device)[0] in bounds.GROUPED_CAPABILITIES
 
 
 def _takes_grouped(x: Tensor, ptr: Tensor, inner: int, outer: int, *others: Tensor) -> bool:
     """True where torch's grouped product does these products, of rows x [n, inner] or with them, and takes less."""
-    if x.dtype is not torch.bfloat16 or not x.is_cuda or ptr.shape[0] <= _GROUPED or not x.shape[0]:
+    if x.dtype is not torch.bfloat16 or not x.is_cuda or ptr.shape[0] <= bounds.GROUPED_SEGMENTS or not x.shape[0]:
         return False
-    if not inner or not outer or inner % _ALIGNED or outer % _ALIGNED or x.shape[0] > _INT32_MAX:
+    if not inner or not outer or inner % _ALIGNED or outer % _ALIGNED or x.shape[0] > bounds.INT32_MAX:
         return False
     if torch.is_autocast_enabled("cuda") and torch.get_autocast_dtype("cuda") is not x.dtype:
         return False  # which casts what that product takes
@@ -199,19 +189,16 @@ def _grouped(x: Tensor, ptr: Tensor, weight: Tensor) -> Tensor | None:
     return None if ends is None else torch._grouped_mm(x, weight, offs=ends)
 
 
-# Picoseconds that a pair of rows takes for each of inner * outer numbers: by torch's grouped product, which does not
-# divide the rows of a segment, in tiles of at least 128 x 128, of the longest segment; and by our kernel, of all. And
-# those of a product of torch's for each segment (an H200, 128 and 256 wide, 20 to 200 segments, even and skewed:
-# benchmarks/results/segment_matmul_bf16_h200.csv).
-_GROUPED_PS, _KERNEL_PS, _CALL_PS, _TILE = 0.16, 0.06, 27_000_000, 128
-
-
 def _weights_pay(ptr: Tensor, rows: int, inner: int, outer: int) -> bool:
     """True where torch's grouped product takes less for the gradients of the matrices than what there is beside it."""
     if ptr.is_cuda:
         return True  # the longest segment is not known
-    grouped = int(ptr.diff().max()) * max(inner, _TILE) * max(outer, _TILE) * _GROUPED_PS
-    return grouped <= min(rows * inner * outer * _KERNEL_PS, (ptr.shape[0] - 1) * _CALL_PS)
+    grouped = (
+        int(ptr.diff().max()) * max(inner, bounds.GROUPED_TILE) * max(outer, bounds.GROUPED_TILE) * bounds.GROUPED_PS
+    )
+    return grouped <= min(
+        rows * inner * outer * bounds.SEGMENT_KERNEL_PS, (ptr.shape[0] - 1) * bounds.SEGMENT_PRODUCT_PS
+    )
 
 
 def _weights_grouped(x: Tensor, ptr: Tensor, grad: Tensor) -> Tensor | None:
@@ -234,7 +221,7 @@ def _offsets(x: Tensor, rows: int, ptr: Tensor, heads: int, inner: int, outer: i
     [inner, outer] for each segment; None where torch is to do them one by one."""
     if not x.is_cuda or not lib.has_cuda_kernels() or x.dtype not in lib.DTYPES:
         return None
-    if heads * -(-inner // 64) * -(-outer // 64) > _MOST_BLOCKS:
+    if heads * -(-inner // 64) * -(-outer // 64) > bounds.GRID_BLOCKS:
         return None
     if not ptr.is_cuda and not _pays(ptr.shape[0] - 1, rows * heads * inner * outer, x.dtype):
         return None

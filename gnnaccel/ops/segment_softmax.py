@@ -10,8 +10,6 @@ from gnnaccel import _library as lib
 from gnnaccel import _operators
 from gnnaccel.ops._arrays import gradients
 
-MAX_CUDA_ROWS = 4096  # of a segment, which a block of 8 warps takes
-
 
 class Segments:
     """Consecutive rows, of offsets that a library made: kernels trust them.

@@ -9,18 +9,12 @@ from gnnaccel import _library as lib
 from gnnaccel import _operators
 from gnnaccel.graph import scales
 from gnnaccel.graph.csr import Graph
+from gnnaccel.lower import bounds
 from gnnaccel.ops import _arrays, _check
 from gnnaccel.ops._arrays import Structure, arrays_of, epilogue_of, needs_grad
 from gnnaccel.ops._weight_gradient import weight_gradient
 from gnnaccel.ops.cbsr import CBSR
 from gnnaccel.ops.expand import aligned, description, expand, places_dtype
-
-_MOST_FEATURES = 4096  # of which the CUDA kernels keep a row in shared memory
-# Mean degree up to which the gradient goes by source on CUDA. H200, yeast-like (2.1), k = 16, 32, 64: 0.50, 0.65 and
-# 0.73 ms, by destination 0.77, 0.86 and 0.96; from 13 on by destination is the faster one.
-_SHORT = 4
-# Of the features, what rows keep at most; of more, the dense sum is as fast, forward and backward together.
-_LARGEST_SHARE = {"cuda": 0.5, "cpu": 0.25}
 
 
 def spgemm(graph: Graph, x: CBSR, weight: Tensor | None = None, reduce: str = "sum") -> Tensor:
@@ -92,7 +86,7 @@ def sum_of_entries(
         values = (values * source_scale.unsqueeze(1)).to(values.dtype)
     by_source = graph.indptr.is_cuda and (
         torch.are_deterministic_algorithms_enabled()
-        or graph.nnz <= _SHORT * graph.num_cols
+        or graph.nnz <= bounds.BY_SOURCE_DEGREE * graph.num_cols
         or graph.has_hub_source()  # sums by source are of pieces, whereas atomics add one after the other
     )
     # Of the weight's gradient the derivative runs over the transposed graph.
@@ -102,12 +96,12 @@ def sum_of_entries(
 
 def serves(x: CBSR) -> bool:
     """True if `x` should be summed up by its entries, and not as the dense tensor."""
-    share = _LARGEST_SHARE.get(x.device.type, 0.0)
+    share = bounds.KEPT_SHARE.get(x.device.type, 0.0)
     return x.is_compressed and x.k <= share * x.shape[1] and (not x.is_cuda or x.shape[1] <= _most_features(x))
 
 
 def _most_features(x: Tensor) -> int:
-    return _MOST_FEATURES if x.dtype != torch.float64 else _MOST_FEATURES // 2
+    return bounds.MAXK_FEATURES if x.dtype != torch.float64 else bounds.MAXK_FEATURES // 2
 
 
 def _wide(x: Tensor) -> Tensor:

@@ -10,6 +10,7 @@ from torch import Tensor
 from gnnaccel import _library as lib
 from gnnaccel import _operators, tiles
 from gnnaccel.graph.csr import Graph
+from gnnaccel.lower import bounds
 from gnnaccel.ops import _arrays, _check, ready
 from gnnaccel.ops._arrays import Structure, arrays_of, epilogue_of, needs_grad, scales_first, sources_matter
 from gnnaccel.ops._both_gradients import both_gradients_op, fuses, width
@@ -331,17 +332,13 @@ def _divides(arrays: Structure, rhs, grad) -> bool:
     )
 
 
-_NARROW_BYTES = 128  # of a row whose reading does not hide that its weight is looked up
-_FEW_FEATURES = 4  # of cuda/spmm_narrow.cu, which looks each weight up once, as a pass of its own would
-
-
 def brings_in_order(arrays: Structure, weight: Tensor, num_feats: int) -> bool:
     """True if weights should be brought into the order of the nonzeros before a sum on CUDA."""
     row_bytes = num_feats * weight.element_size()
-    if width(weight) == num_feats or num_feats <= _FEW_FEATURES:  # the first: a value of its own for each feature
+    if width(weight) == num_feats or num_feats <= bounds.NARROW_SUMS:  # the first: a value of its own for each feature
         return False
     return is_profitable(
-        arrays.edge_ids, weight, row_bytes, row_bytes <= _NARROW_BYTES, 16 * worklist.decode(arrays.plan)[2]
+        arrays.edge_ids, weight, row_bytes, row_bytes <= bounds.NARROW_SUM_BYTES, 16 * worklist.decode(arrays.plan)[2]
     )
 
 

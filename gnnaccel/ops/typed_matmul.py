@@ -11,11 +11,10 @@ from gnnaccel import _operators
 from gnnaccel.graph import modes
 from gnnaccel.graph.cache import derived
 from gnnaccel.graph.csr import Graph
+from gnnaccel.lower import bounds
 from gnnaccel.ops._relations import index_dtype
 from gnnaccel.ops.segment_matmul import matmul_op
 from gnnaccel.ops.spmm import spmm
-
-_FEW = 1 << 14  # numbers of the result, up to which torch gathers the biases in less time (EPYC)
 
 
 class Order(NamedTuple):
@@ -55,7 +54,7 @@ def typed_matmul(
     IndexError
         For a type outside [0, T), which is named.
     """
-    few = x.is_cpu and x.shape[0] * weight.shape[-1] <= _FEW
+    few = x.is_cpu and x.shape[0] * weight.shape[-1] <= bounds.FEW_TYPED_BIASES
     rows = order_of(op, name, types, weight.shape[0], stays, graph=bias is not None and not few)
     if rows.order is None or rows.inverse is None:
         out = matmul_op(x, rows.ptr, weight)

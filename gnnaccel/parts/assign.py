@@ -16,23 +16,10 @@ from gnnaccel import _library as lib
 from gnnaccel import ops
 from gnnaccel.graph.community import hierarchy
 from gnnaccel.graph.csr import Graph
-from gnnaccel.graph.network import LEAST_CHUNKS, Network, chunks, inverse, network_of
+from gnnaccel.graph.network import Network, chunks, inverse, network_of
+from gnnaccel.lower import bounds
 
 METHODS = ("communities", "metis", "range")
-EDGE_SLACK, NODE_SLACK = 0.03, 0.25  # how far above the mean a part's edges and nodes may be
-_PASSES = 24
-_COLUMNS = 16  # parts whose neighbours are counted at a time: bounds the memory
-_TOGETHER = 1 << 23  # edges whose ends are counted at a time: the same
-_FEW = 96  # parts: with so many, sorting the edges takes as long (CPU, one thread, 2026-11)
-_FEWEST = 20  # communities of a part, of the smallest graph that is cut
-_SMALL = 4096  # nodes, of a network in which parts grow: looks at all for each that joins one
-_STARTS = 8  # parts that grow from other nodes
-_SWEEPS, _PATIENCE, _PATIENT = 6, 500, 50  # moves without a better cut that end a sweep: so many, or nodes over it
-_FEW_SUMS = 1 << 22  # of nodes times parts, which may be more than half as many as edges
-_DEAR = 20.0  # how much a cut's edges count more for each share of the load that is over the caps
-_LARGEST, _FEW_LARGE = 2, 0.02  # of the smallest graph: communities above half a part hold no more than this
-_KEPT, _CHEAP = 4, 1 << 21  # so many cuts are carried on, into networks of at most so many edges
-_WORTH = 1e-3  # share of the cut that two passes must gain to go on
 
 
 def assign(graph: Graph, parts: int, method: str, *, by_nodes: bool = False) -> Tensor:
@@ -120,17 +107,19 @@ def _undirected(graph: Graph) -> Graph:
 
 def _by_communities(graph: Graph, parts: int, by_nodes: bool) -> Tensor:
     network, place = network_of(graph)
-    networks, max_size = [network], max(1, graph.num_rows // (_FEWEST * parts))
+    networks, max_size = [network], max(1, graph.num_rows // (bounds.PARTS_COMMUNITIES * parts))
     levels, _ = hierarchy(graph, max_size, made=(network, place), networks=networks)
     place = place.long()
     size = _sizes(graph, by_nodes)
-    caps = torch.stack([_cap(size[0], parts, EDGE_SLACK), _cap(size[1], parts, NODE_SLACK)])
+    caps = torch.stack([_cap(size[0], parts, bounds.PARTS_EDGE_SLACK), _cap(size[1], parts, bounds.PARTS_NODE_SLACK)])
     size[:, place] = size.clone()
     sizes, depth = [size], 0
     for label, merged in zip(levels, networks[1:], strict=True):
         sums = size.new_zeros(2, merged.num_nodes).index_add_(1, label, sizes[-1])
-        large = ((sums * (sums > caps[:, None] / _LARGEST)).sum(1) > sums.sum(1) * _FEW_LARGE).any()
-        if merged.num_nodes < _FEWEST * parts or bool(large):
+        large = (
+            (sums * (sums > caps[:, None] / bounds.PARTS_LARGE)).sum(1) > sums.sum(1) * bounds.PARTS_LARGE_SHARE
+        ).any()
+        if merged.num_nodes < bounds.PARTS_COMMUNITIES * parts or bool(large):
             break
         sizes.append(sums)
         depth += 1
@@ -138,7 +127,7 @@ def _by_communities(graph: Graph, parts: int, by_nodes: bool) -> Tensor:
     # Communities of communities side by side.
     order = _nested_order(levels[depth:], torch.arange(networks[-1].num_nodes, device=graph.device))
     starts = [_ranges(order, sizes[-1], parts)]
-    if networks[-1].num_nodes <= _SMALL:
+    if networks[-1].num_nodes <= bounds.PARTS_GROWN:
         starts += _grown(networks[-1], sizes[-1], parts)
     for level in reversed(range(depth + 1)):
         if level < depth:
@@ -148,14 +137,14 @@ def _by_communities(graph: Graph, parts: int, by_nodes: bool) -> Tensor:
             starts = _swept(*around, starts, caps, parts, for_rows=not by_nodes and level == 0)
         else:
             starts = [_refined(*around, start, caps, parts) for start in starts]
-        few = _KEPT if level and networks[-1].cols.numel() <= _CHEAP else 1
+        few = bounds.PARTS_CARRIED if level and networks[-1].cols.numel() <= bounds.PARTS_CARRIED_EDGES else 1
         starts = _best(*around, starts, caps, parts, few, for_rows=not by_nodes and level == 0)
     return _without_empty(starts[0][place], parts)
 
 
 def _can_sweep(network: Network, parts: int) -> bool:
     """Whether the sums of each node's edges by part take little memory, beside the edges or at all."""
-    return network.num_nodes * parts <= max(_FEW_SUMS, network.cols.numel() // 2)
+    return network.num_nodes * parts <= max(bounds.PARTS_SUMS, network.cols.numel() // 2)
 
 
 def _without_empty(label: Tensor, parts: int) -> Tensor:
@@ -188,13 +177,16 @@ def _best(
     costs = []
     for part in starts:
         over = (_loads(size, part, parts) - caps[:, None]).clamp(min=0).sum(1) / size.sum(1).clamp(min=1)
-        costs.append((1 + (_halo_rows if for_rows else _cut)(network, part, parts)) * (1 + _DEAR * float(over.sum())))
+        costs.append(
+            (1 + (_halo_rows if for_rows else _cut)(network, part, parts))
+            * (1 + bounds.PARTS_OVERLOAD * float(over.sum()))
+        )
     return [starts[i] for i in sorted(range(len(starts)), key=costs.__getitem__)[:few]]
 
 
 def _cut(network: Network, part: Tensor, _parts: int) -> float:
     part, cut = part.to(torch.int32), 0.0
-    for r0, r1, e0, e1 in chunks(network.indptr, LEAST_CHUNKS):
+    for r0, r1, e0, e1 in chunks(network.indptr, bounds.COMMUNITY_CHUNKS):
         mine = torch.repeat_interleave(part[r0:r1], network.indptr[r0 : r1 + 1].diff(), output_size=e1 - e0)
         across = mine != part.index_select(0, network.cols[e0:e1])
         weights = network.weights
@@ -214,9 +206,9 @@ def _grown(network: Network, size: Tensor, parts: int) -> list[Tensor]:
     work = (size / size.sum(1, keepdim=True).clamp(min=1)).sum(0).double()
     network, work, n = _on_cpu(network), work.cpu(), work.numel()
     heavy, found = (-work).argsort(stable=True).tolist(), []
-    for start in range(min(_STARTS, n)):
+    for start in range(min(bounds.PARTS_STARTS, n)):
         part = torch.empty(n, dtype=torch.int64)
-        arrays = lib.pointer(work), parts, heavy[start * n // _STARTS], lib.pointer(part)
+        arrays = lib.pointer(work), parts, heavy[start * n // bounds.PARTS_STARTS], lib.pointer(part)
         lib.launch("part_growth", part.device, network.description(), *arrays)
         found.append(part.to(size.device))
     return found
@@ -242,7 +234,7 @@ def _refined(network: Network, size: Tensor, label: Tensor, caps: Tensor, parts:
     """`label` after passes of moves, in turn to parts of higher and of lower numbers: no two nodes change places."""
     total = float(network.cols.numel() if network.weights is None else network.weights.double().sum())
     best, lowest, before = label, None, None
-    for turn in range(_PASSES):
+    for turn in range(bounds.PARTS_PASSES):
         loads = _loads(size, label, parts)
         has_room = loads[0] < caps[0]
         inside, outside, target = _neighbours(network, label, has_room, upward=turn % 2 == 0)
@@ -251,7 +243,7 @@ def _refined(network: Network, size: Tensor, label: Tensor, caps: Tensor, parts:
         if lowest is None or state < lowest:
             best, lowest = label, state
         if turn % 2 == 0:
-            if before is not None and state[0] >= before[0] and state[1] > before[1] * (1 - _WORTH):
+            if before is not None and state[0] >= before[0] and state[1] > before[1] * (1 - bounds.PARTS_WORTH):
                 break
             before = state
         label = _moved(label, outside - inside, target, size, caps, parts)
@@ -264,13 +256,13 @@ def _swept(
     """Each of `labels` after moves of single nodes, on the host; in the end of those that leave fewer rows to send."""
     network, size, caps = _on_cpu(network), size.cpu().contiguous(), caps.cpu()
     cut, found = (lib.pointer(size), lib.pointer(caps), parts), []
-    patience = max(_PATIENCE, network.num_nodes // _PATIENT)
+    patience = max(bounds.PARTS_PATIENCE, network.num_nodes // bounds.PARTS_PATIENT)
     for label in labels:
         part = label.to("cpu", copy=True)
         given = network.description(), cut, lib.pointer(part)
-        lib.launch("part_sweeps", part.device, *given, _SWEEPS, patience)
+        lib.launch("part_sweeps", part.device, *given, bounds.PARTS_SWEEPS, patience)
         if for_rows:
-            lib.launch("part_halo_moves", part.device, *given, _SWEEPS)
+            lib.launch("part_halo_moves", part.device, *given, bounds.PARTS_SWEEPS)
         found.append(part.to(label.device))
     return found
 
@@ -279,7 +271,7 @@ def _neighbours(network: Network, label: Tensor, has_room: Tensor, upward: bool)
     """Edges of each node inside its part, the most in one part of a higher (lower) number that has room, and which that
     is: of several the lowest, also for a node without edges to any."""
     parts, nodes = has_room.numel(), label.numel()
-    if parts <= _FEW:
+    if parts <= bounds.PARTS_COUNTED:
         return _neighbours_by_sums(network, label, has_room, upward)
     with_room = has_room.nonzero().view(-1)
     at = torch.searchsorted(with_room, label, right=True) if upward else torch.zeros_like(label)
@@ -318,14 +310,14 @@ def _neighbours_by_sums(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """`_neighbours`, counted by sums over edges, one for so many parts: quick where these are few."""
     edges, parts = network.cols.numel(), has_room.numel()
-    narrow = edges < 2**31  # no copy of the edges then
+    narrow = edges <= bounds.INT32_MAX  # no copy of the edges then
     indptr, cols = (network.indptr.to(network.cols.dtype) if narrow else network.indptr), network.cols
     inside = torch.zeros(label.numel(), dtype=torch.float32, device=label.device)
     outside, target = torch.full_like(inside, -1.0), label.clone()
-    for first in range(0, parts, _COLUMNS):
-        numbers = torch.arange(first, min(parts, first + _COLUMNS), device=label.device)
+    for first in range(0, parts, bounds.PARTS_COLUMNS):
+        numbers = torch.arange(first, min(parts, first + bounds.PARTS_COLUMNS), device=label.device)
         one_hot = (label[:, None] == numbers).to(torch.float32)
-        for r0, r1, e0, e1 in chunks(network.indptr, 1 + edges // _TOGETHER):
+        for r0, r1, e0, e1 in chunks(network.indptr, 1 + edges // bounds.PARTS_EDGES):
             rows = Graph(indptr[r0 : r1 + 1] - e0, cols[e0:e1] if narrow else cols[e0:e1].long(), None, label.numel())
             weights = None if network.weights is None else network.weights[e0:e1].float()
             count, own = ops.spmm(rows, one_hot, weights), label[r0:r1, None]

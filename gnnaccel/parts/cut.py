@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from gnnaccel.graph.csr import Graph
+from gnnaccel.lower import bounds
 from gnnaccel.parts import files
 from gnnaccel.parts.assign import assign
 
@@ -57,14 +58,14 @@ def _to_cpu(x: Tensor | None) -> Tensor | None:
 
 def _write(graph: Graph, label: Tensor, nodes, edges, parts: int, method: str, folder: Path) -> files.Statistics:
     order = label.argsort(stable=True)
-    bounds = torch.cat([torch.zeros(1, dtype=torch.int64), torch.bincount(label, minlength=parts).cumsum(0)]).tolist()
-    own = [order[bounds[p] : bounds[p + 1]] for p in range(parts)]
+    begins = torch.cat([torch.zeros(1, dtype=torch.int64), torch.bincount(label, minlength=parts).cumsum(0)]).tolist()
+    own = [order[begins[p] : begins[p + 1]] for p in range(parts)]
     place = torch.empty_like(order)  # of each node among the own nodes of its part
     for nodes_of in own:
         place[nodes_of] = torch.arange(nodes_of.numel())
-    halos = [_halo(graph, order, bounds, p) for p in range(parts)]
+    halos = [_halo(graph, order, begins, p) for p in range(parts)]
     contents, num_edges, num_cut = [], [], 0
-    dtype = torch.int32 if max(graph.nnz, graph.num_rows) < 2**31 else torch.int64
+    dtype = torch.int32 if max(graph.nnz, graph.num_rows) <= bounds.INT32_MAX else torch.int64
     local = torch.empty_like(order)  # a node's number in the part that is being written
     for p, nodes_of in enumerate(own):
         halo, received = halos[p]

@@ -15,18 +15,12 @@ import torch
 from torch import Tensor
 
 from gnnaccel.graph.csr import Graph
+from gnnaccel.lower import bounds
 from gnnaccel.parts.assign import assign
 from gnnaccel.parts.rates import Rates
 
 MODELS = ("gcn", "sage", "gin", "gat")
-_FLOAT = 4  # bytes of a number
-# Bytes per edge of a part's structure (edge_index, numbers of edges, the graph each way, inside and across, with loops)
-# and of what making it takes at most: the peaks of distributed_1_reddit_h100.csv. GIN's as SAGE's, which sums alike.
-_PER_EDGE = {"gcn": 81, "sage": 90, "gin": 90, "gat": 127}
-_PER_NODE = 40
-_PASSES = 24  # of a layer's results in an epoch: norms, sums of inner and outer edges, bias, ReLU, their gradients
-_PACKING = 4  # passes over rows that are sent: gathered, read, written, summed up where they come back
-_AT_A_TIME = 3  # rows of the widest layer that are there for a moment
+_FLOAT = torch.float32.itemsize
 
 
 @dataclasses.dataclass(frozen=True)
@@ -163,7 +157,7 @@ def _compute_ms(model: Model, rates: Rates, part: tuple[float, float, float]) ->
         else:
             flops += 2 * (every + own) * i * o * products
             attended += edges * o
-        passed += _PASSES * own * o
+        passed += bounds.ESTIMATED_PASSES * own * o
     passed += 8 * model.parameters()  # Adam
     seconds = flops / (rates.dense_tflops * 1e12)
     seconds += _FLOAT / 1e9 * (summed / rates.sum_gbs + attended / rates.attention_gbs + passed / rates.stream_gbs)
@@ -184,7 +178,7 @@ def _exchange(cut: Cut, model: Model, rates: Rates, link_gbs: float, latency_us:
     rows = max(max(pair) for pair in zip(cut.halo, cut.sent, strict=True))
     widths = _exchanged(model)
     numbers = 2 * sum(widths) * _FLOAT  # bytes of a row of each exchange, forward and back
-    seconds = rows * numbers * (1 / link_gbs + _PACKING / rates.stream_gbs) / 1e9
+    seconds = rows * numbers * (1 / link_gbs + bounds.ESTIMATED_PACKING / rates.stream_gbs) / 1e9
     seconds += 2 * _FLOAT * model.parameters() / (link_gbs * 1e9)
     seconds += (2 * len(widths) + 2) * latency_us / 1e6  # the loss and the gradients are summed up
     return seconds * 1e3, sum(cut.halo) * numbers
@@ -204,6 +198,6 @@ def _memory(model: Model, part: tuple[float, float, float]) -> float:
         else:
             kept += every * (i + o) + own * 3 * o
     features = own * model.feats + (every * model.feats if halo else 0)
-    moment = _AT_A_TIME * every * max(o for _, o in model.widths())
+    moment = bounds.ESTIMATED_ROWS * every * max(o for _, o in model.widths())
     numbers = features + kept + moment + 4 * model.parameters()
-    return numbers * _FLOAT + edges * _PER_EDGE[model.kind] + own * _PER_NODE
+    return numbers * _FLOAT + edges * bounds.ESTIMATED_EDGE_BYTES[model.kind] + own * bounds.ESTIMATED_NODE_BYTES

@@ -25,12 +25,12 @@ import numpy as np
 
 from gnnaccel import __version__
 from gnnaccel.graph import files, store
+from gnnaccel.lower import bounds
 
 FORMAT = 1
 MANIFEST = "manifest.json"
 GRAPH, NODES, EDGES = "graph.npz", "nodes.npz", "edges.npz"
 ARRAYS = ("own", "halo", "indptr", "indices", "edge_ids", "send", "send_counts", "recv_counts")
-_MOST = 1 << 26  # bytes of a manifest
 _BLOCK = 1 << 22
 
 
@@ -129,7 +129,7 @@ def read_manifest(folder: str | os.PathLike) -> tuple[dict[str, Any], Statistics
             "written to its end"
         )
     with files.reading("distributed.load", path):
-        content = files.content(path, _MOST)
+        content = files.content(path, bounds.MANIFEST_BYTES)
         about = json.loads(content)
         if about.get("format") != FORMAT:
             raise ValueError(

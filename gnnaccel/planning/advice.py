@@ -8,9 +8,10 @@ from torch import Tensor
 
 from gnnaccel.graph import build, community, modes, reorder
 from gnnaccel.graph.csr import Graph
+from gnnaccel.lower import bounds
 from gnnaccel.schedule import rules, worklist
 from gnnaccel.schedule.worklist import Arrangement, Kernel, Plan
-from gnnaccel.tiles.gate import MIN_COLUMN_REUSE, MIN_EDGES, column_reuse
+from gnnaccel.tiles.gate import column_reuse
 from gnnaccel.tiles.gate import is_profitable as tiles_pay
 
 WIDTHS = (16, 64, 256)
@@ -119,14 +120,14 @@ def advise(graph: Graph, widths: tuple[int, ...] = WIDTHS) -> Advice:
     assert order is not None  # without a least gain
     reused, in_communities = reorder.hit_rate(graph), reorder.hit_rate(graph, order)
     given = reorder.given_order(graph) is not None
-    tiles = column_reuse(graph) if graph.nnz >= MIN_EDGES else 0.0
+    tiles = column_reuse(graph) if graph.nnz >= bounds.TILES_EDGES else 0.0
     return Advice(
         communities=_communities(graph, community.communities(graph)),
         order=order,
         hit_rate=reused,
         hit_rate_in_communities=in_communities,
         in_order=given,
-        reorder=graph.nnz >= reorder.REPAID_EDGES and 1 - in_communities <= (1 - reorder.LEAST_GAIN) * (1 - reused),
+        reorder=graph.nnz >= bounds.ORDER_EDGES and 1 - in_communities <= (1 - bounds.ORDER_GAIN) * (1 - reused),
         advised=tuple(_advised(graph, width, given, tiles) for width in widths),
     )
 
@@ -154,7 +155,7 @@ def _advised(graph: Graph, width: int, clustered: bool, tiles: float) -> Advised
     degree = graph.nnz / max(graph.num_rows, 1)
     if tiles_pay(tiles, degree, width, "sum"):
         return Advised(
-            width, "tiles on tensor cores", f"a column of 16 rows serves {tiles:.1f} edges, {MIN_COLUMN_REUSE:g} pay"
+            width, "tiles on tensor cores", f"a column of 16 rows serves {tiles:.1f} edges, {bounds.TILES_REUSE:g} pay"
         )
     lanes = worklist.lanes_of(4 * width)
     plan = rules.plan_of(graph, lanes, clustered)
@@ -174,6 +175,6 @@ def _advised(graph: Graph, width: int, clustered: bool, tiles: float) -> Advised
 
 
 def _why_balanced(plan: Plan) -> str:
-    if plan.slice_lanes > 16:
+    if plan.slice_lanes > bounds.ROW_LANES:
         return "rows are so short that a worker would wait for each"
     return "L2 holds slices of half the usual width of all sources, and not whole ones"

@@ -17,15 +17,12 @@ from torch import Tensor
 
 from gnnaccel import schedule
 from gnnaccel.graph.csr import Graph
+from gnnaccel.lower import bounds
 from gnnaccel.ops._arrays import Structure, arrays_of
 from gnnaccel.ops.sddmm import sddmm_op
 from gnnaccel.ops.spmm import max_min_op, spmm_op
-from gnnaccel.planning.tune import PAYS, call_times
+from gnnaccel.planning.tune import call_times
 from gnnaccel.schedule.worklist import LANES, WorkList, lanes_of
-
-_CALLS = 9  # whose median is compared
-_NO_SLOWER = 1.01  # of the time of what is there: as much is noise
-_LONG_MS = 5.0  # calls that take longer are timed once
 
 
 def choose_orders(parts: Sequence[Graph], widths: Sequence[int], *, budget_ms: float) -> str:
@@ -81,7 +78,7 @@ def _faster_in_order(graph: Graph, widths: Sequence[int], budget_ms: float) -> d
         until = start + budget_ms / 1e3 * i / len(new)
         try:
             x = torch.zeros(graph.num_cols, width, dtype=torch.float32, device=graph.device)
-            while len(times[0]) < 2 or (len(times[0]) <= 2 * _CALLS and time.perf_counter() < until):
+            while len(times[0]) < 2 or (len(times[0]) <= 2 * bounds.ORDER_CALLS and time.perf_counter() < until):
                 for arrays, way in zip(ways, times, strict=True):
                     begin = time.perf_counter()
                     spmm_op(arrays, x, None, "copy_lhs", "sum", 0.0)
@@ -92,7 +89,7 @@ def _faster_in_order(graph: Graph, widths: Sequence[int], budget_ms: float) -> d
             break
         given_ones, ordered_ones = (way[1:] for way in times)  # the first reads what is in no cache yet
         # Both, as on a busy machine one of them alone finds now and then what is not there.
-        faster[lanes] = all(of(ordered_ones) < PAYS * of(given_ones) for of in (min, statistics.median))
+        faster[lanes] = all(of(ordered_ones) < bounds.PLAN_PAYS * of(given_ones) for of in (min, statistics.median))
         if time.perf_counter() >= start + budget_ms / 1e3:
             break
     return faster
@@ -131,7 +128,9 @@ def _serve_faster_lists(graph: Graph, twin: Graph | None, widths: Sequence[int],
         except torch.OutOfMemoryError:
             break
         # Those that share a list are not to be slower, any of them.
-        faster = [max(ratios) <= _NO_SLOWER and min(ratios) < PAYS for ratios in (of_sums, of_rows)]
+        faster = [
+            max(ratios) <= bounds.ORDER_NO_SLOWER and min(ratios) < bounds.PLAN_PAYS for ratios in (of_sums, of_rows)
+        ]
         work.faster[lanes] = faster[0]
         rows[1], sums[1] = (each._replace(as_given=True) for each in (rows[1], sums[1]))
         work.serve(lanes, rows[not faster[1]], sums[not faster[0]])
@@ -161,7 +160,7 @@ def _compared(
 
     weight = torch.ones(graph.nnz, 1, dtype=torch.float32, device=graph.device)
     rng = torch.Generator(graph.device).manual_seed(0)  # maxima of equal values would be quicker
-    for feats in dict.fromkeys((width, odd, *((8, 2) if odd < 16 else ()))):
+    for feats in dict.fromkeys((width, odd, *((8, 2) if odd < bounds.ORDER_NARROW else ()))):
         x = torch.rand(graph.num_cols, feats, generator=rng, dtype=torch.float32, device=graph.device)
         if feats > 2 or feats == width:
             compare(of_sums, sums, partial(_sum, x=x, weight=None if feats == width else weight))
@@ -192,7 +191,7 @@ def _ratio(plain: Structure, lists: Sequence[WorkList], run: Callable[[Structure
 
     times(1)
     mine, theirs, spent_ms = times(1)
-    if min(mine, theirs) < _LONG_MS:
-        mine, theirs, more_ms = times(_CALLS)
+    if min(mine, theirs) < bounds.LONG_CALL_MS:
+        mine, theirs, more_ms = times(bounds.ORDER_CALLS)
         spent_ms += more_ms
     return mine / theirs, spent_ms

@@ -20,13 +20,12 @@ from gnnaccel import __version__, schedule
 from gnnaccel.graph import files, hashing, network, store
 from gnnaccel.graph.csr import Graph
 from gnnaccel.graph.store import Stale
+from gnnaccel.lower import bounds
 from gnnaccel.planning import tune
 from gnnaccel.planning.tune import Tuned
 from gnnaccel.schedule.worklist import SLICES, THREADS, Arrangement, Kernel, Plan
 
 FORMAT = 2
-_LARGEST = 1 << 24  # bytes of a file
-_MOST = 1 << 20  # of a cap, of features
 
 
 def obtain(
@@ -139,7 +138,7 @@ def load(graph: Graph, folder: Path) -> list[Tuned]:
         If there are none. Stale: if they are not to be used, or cannot be read, with the reason.
     """
     try:
-        text = files.content(path_of(graph, folder), _LARGEST).decode(errors="replace")
+        text = files.content(path_of(graph, folder), bounds.PLAN_FILE_BYTES).decode(errors="replace")
         content = json.loads(text)["content"]
         if _signed(content) != text.rstrip("\n"):
             raise Stale("the checksum is not that of the content")
@@ -161,9 +160,9 @@ def _tuned(entry: dict) -> Tuned:
             raise ValueError(f"{name} is {values[name]!r}")
     plan = Plan(cap, Arrangement[arrangement], Kernel[kernel], lanes, threads)
     fits = lanes in SLICES and threads in THREADS if plan.kernel is Kernel.GROUPS else threads == 0
-    if not 1 <= cap <= _MOST or lanes not in (0, *SLICES) or not fits:
+    if not 1 <= cap <= bounds.PLAN_NUMBERS or lanes not in (0, *SLICES) or not fits:
         raise ValueError(f"no such plan: {entry['plan']}")
-    if not 1 <= values["num_feats"] <= _MOST or values["row_bytes"] != 4 * values["num_feats"]:
+    if not 1 <= values["num_feats"] <= bounds.PLAN_NUMBERS or values["row_bytes"] != 4 * values["num_feats"]:
         raise ValueError(f"no such features: {values['num_feats']}")
     if not all(0 < values[name] < math.inf for name in ("model_ms", "best_ms")):
         raise ValueError("no such times")

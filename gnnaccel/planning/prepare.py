@@ -12,14 +12,14 @@ import torch
 from gnnaccel import schedule, tiles
 from gnnaccel.graph import modes, store
 from gnnaccel.graph.csr import Graph
-from gnnaccel.graph.reorder import ORDERS, REPAID_EDGES
+from gnnaccel.graph.reorder import ORDERS
+from gnnaccel.lower import bounds
 from gnnaccel.planning import orders, plans, tune
 from gnnaccel.planning.tune import Tuned
 from gnnaccel.tiles import KERNELS, Tiles
 
 WIDTHS = (16, 32, 64, 128, 256)  # features that plans are measured for, unless the caller says
 _ORDERED = {"communities": "rows in communities", "rcm": "rows by reverse Cuthill-McKee", "degree": "rows by degree"}
-_MEASURE_MS = 1000.0  # for a graph and its transposed, at all widths
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ def prepare(
     graph = build()
     if mode == "measure" and not graph.indptr.is_cuda:
         raise ValueError(f"prepare: tune: expected a graph on CUDA, got {graph.device}; plans are of CUDA kernels")
-    rows = ("communities" if graph.nnz >= REPAID_EDGES else None) if reorder is True else reorder or None
+    rows = ("communities" if graph.nnz >= bounds.ORDER_EDGES else None) if reorder is True else reorder or None
     folder = None if keep is False else store.folder_of(keep)
     steps, parts = ["structure"], [graph]
     if transposed:
@@ -88,14 +88,14 @@ def prepare(
         # give the same bits.
         by_rule = graph.indptr.is_cuda and (mode == "measure" or torch.are_deterministic_algorithms_enabled())
         if not by_rule and any(schedule.of(part).reordered for part in parts):
-            steps.append(f"measured: {orders.choose_orders(parts, num_feats, budget_ms=_MEASURE_MS)}")
+            steps.append(f"measured: {orders.choose_orders(parts, num_feats, budget_ms=bounds.MEASURE_MS)}")
     translated = [part for part in parts if kernel == "tiled" or (kernel == "auto" and tiles.ensure(part))]
     if translated:
         arrays += [a for part in translated for a in tiles.of(part).arrays()]
         steps.append("tiles")
     tuned: list[Tuned] = []
     if mode == "measure":
-        tuned, source = plans.obtain(parts, num_feats, folder, by_tiles=kernel != "csr", budget_ms=_MEASURE_MS)
+        tuned, source = plans.obtain(parts, num_feats, folder, by_tiles=kernel != "csr", budget_ms=bounds.MEASURE_MS)
         steps.append(f"plans {source}")
     arrays += [a for part in parts for a in schedule.of(part).arrays()]
     if graph.indptr.is_cuda:
@@ -108,7 +108,7 @@ def prepare(
 
 
 def _order_step(graph: Graph, ordering: str | None) -> str:
-    why = f"no {ordering} that pay" if ordering else f"an order is not repaid below {REPAID_EDGES:,} edges"
+    why = f"no {ordering} that pay" if ordering else f"an order is not repaid below {bounds.ORDER_EDGES:,} edges"
     work = schedule.of(graph)
     step = _ORDERED[work.order_name] if work.order_name else f"rows as given ({why})"
     return f"{step}, {work.order_note}" if work.order_note else step

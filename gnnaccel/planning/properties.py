@@ -10,7 +10,7 @@ from torch import Tensor
 from gnnaccel import tiles
 from gnnaccel.graph import build
 from gnnaccel.graph.csr import Graph
-from gnnaccel.tiles.gate import MIN_COLUMN_REUSE
+from gnnaccel.lower import bounds
 
 SHAPES = ((16, 8), (16, 16), (8, 8))  # of tiles: the first is what the kernel takes
 
@@ -44,7 +44,7 @@ class TileCount:
     @property
     def is_profitable(self) -> bool:
         """True if tiles are faster than the kernels for CUDA cores, unless the graph is small."""
-        return self.column_reuse >= MIN_COLUMN_REUSE
+        return self.column_reuse >= bounds.TILES_REUSE
 
 
 @dataclass(frozen=True)

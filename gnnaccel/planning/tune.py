@@ -18,6 +18,7 @@ import torch
 
 from gnnaccel import schedule, tiles
 from gnnaccel.graph.csr import Graph
+from gnnaccel.lower import bounds
 from gnnaccel.ops._arrays import arrays_of
 from gnnaccel.ops.spmm import spmm_op
 from gnnaccel.ops.tiled import spmm_tiled
@@ -27,11 +28,6 @@ from gnnaccel.schedule.rules import groups_of
 from gnnaccel.schedule.worklist import Arrangement, Kernel, Plan, WorkList, lanes_of
 
 MODES = ("heuristic", "measure", "off")
-PAYS = 0.97  # of the time of what is there: less is noise
-_CALLS, _FEW_CALLS, _LONG_MS = 5, 2, 5.0  # the median of which is a plan's time; of calls that take long
-_HEAD_START = 200_000  # cycles that the device spins while the host queues a call
-_CAPS = (32, 2048)
-_GROUPS_NNZ = 20_000_000  # beyond, whole rows have always been faster
 
 
 @dataclass(frozen=True)
@@ -123,11 +119,11 @@ def _measure(graph: Graph, num_feats: int, budget_ms: float, weighted: bool, by_
     for stage in (_slices, _lists, _slices):
         for plan in stage(search.best_of_rows(rows), graph, row_bytes):
             search.time(plan)
-    if not groups_first and graph.nnz <= _GROUPS_NNZ:
+    if not groups_first and graph.nnz <= bounds.GROUPS_EDGES:
         _try_groups(search, graph, num_feats, row_bytes, rows.arrangement)
-    best = search.best if search.best_ms <= PAYS * listed_ms else first
+    best = search.best if search.best_ms <= bounds.PLAN_PAYS * listed_ms else first
     best_ms = min(search.best_ms, tiled_ms)
-    if by_tiles and best_ms <= PAYS * model_ms:
+    if by_tiles and best_ms <= bounds.PLAN_PAYS * model_ms:
         tiled = tiled_ms < search.best_ms
     tried = len(search.times) + by_tiles
     return Tuned(num_feats, row_bytes, best.plan, tiled, model_ms, best_ms, tried, not search.out_of_time)
@@ -190,12 +186,14 @@ class _Search:
 def _time_ms(function: Callable[[], object]) -> float:
     """Median device time of a call."""
     first = call_times(function, 1)[0]  # also warms up
-    return statistics.median_low(call_times(function, _FEW_CALLS if first > _LONG_MS else _CALLS))
+    return statistics.median_low(
+        call_times(function, bounds.PLAN_FEW_CALLS if first > bounds.LONG_CALL_MS else bounds.PLAN_CALLS)
+    )
 
 
 def call_times(function: Callable[[], object], calls: int) -> list[float]:
     """The device spins until all are queued, so that none waits for the host."""
-    torch.cuda._sleep(_HEAD_START * calls)
+    torch.cuda._sleep(bounds.HEAD_START * calls)
     marks = [(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(calls)]
     for begin, end in marks:
         begin.record()
@@ -230,5 +228,5 @@ def _lists(best: Plan, graph: Graph, row_bytes: int) -> Iterator[Plan]:
     known = list(Arrangement) if schedule.of(graph).order is not None else [Arrangement.LENGTH]
     for factor in (1, 2, 0.5, 4, 0.25):
         cap = int(best.cap * factor)
-        if _CAPS[0] <= cap <= _CAPS[1]:
+        if bounds.PLAN_CAPS[0] <= cap <= bounds.PLAN_CAPS[1]:
             yield from (best._replace(arrangement=arrangement, cap=cap) for arrangement in known)

@@ -14,12 +14,12 @@ from gnnaccel import ops, touch
 from gnnaccel.graph import modes
 from gnnaccel.graph.cache import derived
 from gnnaccel.graph.csr import Graph
+from gnnaccel.lower import bounds
 from gnnaccel.pyg_backend.touch import Names
 
 _PYGS = Names("torch_geometric.nn.to_hetero_with_bases_transformer")
 _HOOK = _PYGS.hook
 _GROUP, _TYPES = _PYGS.group_edge_placeholder, _PYGS.get_edge_type
-_FEW = 1 << 13  # edges, up to which an index on CUDA takes the host less (reasoned from an H100's times, not swept)
 _OTHERS = (
     "_propagate_forward_pre_hooks",
     "_propagate_forward_hooks",
@@ -46,7 +46,7 @@ def weighs_messages(conv: Any) -> bool:
 def factors(conv: Any) -> Tensor:
     """What the hook multiplies each edge's message by, [E]."""
     weight, types = conv.edge_type_weight.view(-1), conv._edge_type
-    if not types.is_cuda or types.numel() <= _FEW:
+    if not types.is_cuda or types.numel() <= bounds.BASES_EDGES:
         return weight[types]
     # As a sum over a graph: torch's gradient of an index sorts it, and adds up a type's edges one after the other.
     select = derived.get((types,), ("factors", weight.shape[0]))

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
+from gnnaccel.lower import bounds
 from gnnaccel.ops._arrays import Structure
 from gnnaccel.ops._described import Described
 from gnnaccel.ops._edge_factor import FUSED_DTYPES
@@ -42,7 +43,6 @@ from gnnaccel.pyg_backend.compiling import (
 from gnnaccel.pyg_backend.touch import collects_otherwise, edge_update
 from gnnaccel.pyg_backend.touch import nn as pyg_nn
 
-MANY_BYTES = 1 << 24  # of `_are_made_again`
 Graph = Described | Structure  # as `graph_of` gives it
 
 
@@ -260,7 +260,7 @@ def _are_made_again(source: Tensor, target: Tensor, width: int) -> bool:
     """True where the backward pass should make projections [nodes, width] again instead of keeping both: they are most
     of what a GATv2 keeps, and two products of matrices take little beside walks over the edges of a large graph."""
     rows = source.shape[0] + target.shape[0]
-    return source.is_cuda and torch.is_grad_enabled() and rows * width * source.element_size() >= MANY_BYTES
+    return source.is_cuda and torch.is_grad_enabled() and rows * width * source.element_size() >= bounds.REMADE_BYTES
 
 
 def _gatv2(layer: _Layer) -> Callable:

@@ -20,11 +20,12 @@ from torch_geometric.nn.conv import MessagePassing
 
 from gnnaccel import _operators, report, touch
 from gnnaccel.lazy.reduce import FEATURE_DTYPES
+from gnnaccel.lower import bounds
 from gnnaccel.ops import _packed
 from gnnaccel.ops._arrays import Structure
 from gnnaccel.ops._described import Described
 from gnnaccel.ops._edge_factor import FUSED_DTYPES
-from gnnaccel.ops.dot_attention import MAX_CUDA_HEAD_BYTES, dot_attention_op
+from gnnaccel.ops.dot_attention import dot_attention_op
 from gnnaccel.ops.edge_softmax import edge_softmax_op
 from gnnaccel.ops.sddmm import sddmm_op
 from gnnaccel.ops.spmm import max_min_op, spmm_op
@@ -39,7 +40,6 @@ try:
 except ImportError:  # another torch
     comptime = None
 FEATURES = (Tensor, torch.nn.Parameter)
-FEW_NUMBERS = 1 << 22  # edges times features, of `_are_few`
 _METHODS = ("message", "aggregate", "update", "message_and_aggregate", "edge_updater", "edge_update")
 
 
@@ -112,7 +112,7 @@ def graph_of(edges: Tensor, num_src: int, num_dst: int, loops: str = "none", fli
     In a program of CUDA graphs the values of the graph, unless it is large, where the time of the host does not count.
     """
     described = Described(edges, num_src, num_dst, loops, flipped)
-    if _found_replayed(edges.device.type) and described.nnz <= _packed.MOST_EDGES:
+    if _found_replayed(edges.device.type) and described.nnz <= bounds.PACKED_EDGES:
         return _packed.structure_of(described, torch.is_grad_enabled())
     return described
 
@@ -203,7 +203,7 @@ def summed(graph: Described | Structure, scores: Tensor, x: Tensor, factor: Tens
 def dotted(
     graph: Described | Structure, query: Tensor, key: Tensor, value: Tensor, factor: Tensor | None, scale: float
 ) -> Tensor:
-    if value.is_cuda and value.shape[2] * value.element_size() > MAX_CUDA_HEAD_BYTES:
+    if value.is_cuda and value.shape[2] * value.element_size() > bounds.DOT_HEAD_BYTES:
         return summed(graph, sddmm_op(graph, key, query * scale, "dot", "u", "v").squeeze(-1), value, factor)
     return dot_attention_op(graph, query, key, value, None, factor, None, 0.0, scale)[0]
 
@@ -221,7 +221,7 @@ def _are_few(edges: Tensor, x: Any) -> bool:
     x = x[0] if type(x) is tuple else x
     if type(x) not in FEATURES or x.dim() != 2 or torch.are_deterministic_algorithms_enabled():
         return False
-    return edges.shape[1] * x.shape[-1] <= FEW_NUMBERS
+    return edges.shape[1] * x.shape[-1] <= bounds.FEW_COMPILED
 
 
 def propagate(conv: Any, plain: Any, kind: str, edge_index: Any, kwargs: dict) -> Tensor | None:

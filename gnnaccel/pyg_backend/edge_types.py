@@ -18,14 +18,14 @@ from gnnaccel import touch
 from gnnaccel._operators import nodes_of
 from gnnaccel.graph import modes
 from gnnaccel.graph.cache import derived
+from gnnaccel.lower import bounds
 from gnnaccel.ops.dot_layers import DotLayer, dot_layers
 from gnnaccel.ops.gat_layers import GatLayer, How, gat_layers
 from gnnaccel.ops.gat_layers import is_profitable as gats_profit
 from gnnaccel.ops.gatv2_layers import Gatv2Layer, gatv2_layers
 from gnnaccel.ops.gatv2_layers import takes as gatv2_takes
-from gnnaccel.ops.own_sums import SPARED, own_sums
 from gnnaccel.ops.own_sums import is_profitable as sums_profit
-from gnnaccel.ops.ready import ONCE
+from gnnaccel.ops.own_sums import own_sums
 from gnnaccel.ops.relation_layers import Target, relation_layers, target_of
 from gnnaccel.ops.relation_sums import is_profitable
 from gnnaccel.pyg_backend import short
@@ -106,7 +106,7 @@ def found_in(calls: Sequence[Call]) -> Found | Refused:
         return Refused("layers that cannot be taken together")
     if sum([call.operands is not None and is_known(type(call.module)) for call in calls]) < 2:
         return Refused("layers that cannot be taken together")
-    if on_cpu and _trains_weights(calls) and _size(calls) <= _TINY:
+    if on_cpu and _trains_weights(calls) and _size(calls) <= bounds.TRAINED_WEIGHTS_TINY:
         return Refused(None)  # sums whose edges have such weights take less one by one
     fresh, new = _may_be_gone(some), None
     if fresh:
@@ -149,7 +149,7 @@ def found_in(calls: Sequence[Call]) -> Found | Refused:
     count = sum(map(len, found.sums.values()))
     if found.each:
         return found if count + sum(map(len, found.summing.values())) > 1 else Refused(None)
-    if new and count < _LEAST_NEW:
+    if new and count < bounds.SORTED_TOGETHER:
         return Refused(None)
     least = 2 if on_cpu or count < 2 else 1  # layers of a target
     for target, together in found.sums.items():
@@ -224,23 +224,15 @@ def _attend_together(layers: list) -> bool:
     if type(layers[0]) is Gatv2Layer:
         return len(layers) > 1 and gatv2_takes(layers)
     if not layers[0].x.is_cpu:
-        return len(layers) > 1 and _copied(layers) <= SPARED
+        return len(layers) > 1 and _copied(layers) <= bounds.ONE_NODE_BYTES
     work = sum([layer.graph.num_cols * layer.value.weight.numel() for layer in layers])
-    return len(layers) > 1 and work <= _MAPPED
+    return len(layers) > 1 and work <= bounds.DOT_LAYERS_WORK
 
 
 def _copied(layers: list[DotLayer]) -> int:
     """Bytes of keys, values and queries."""
     rows = sum([2 * layer.graph.num_cols + layer.graph.num_rows for layer in layers])
     return rows * layers[0].value.weight.shape[0] * layers[0].x.element_size()
-
-
-# Multiplications of TransformerConv's maps of values, from which on rows that are copied cost more than calls (EPYC,
-# one thread).
-_MAPPED = 1 << 24
-# Features times layers on the CPU (EPYC, one thread), up to which sums whose edges have weights that are trained take
-# longer together.
-_TINY = 1 << 18
 
 
 def _size(calls: Sequence[Call]) -> int:
@@ -260,17 +252,15 @@ def _may_be_gone(some: Tensor) -> bool:
         derived.put((some,), "HeteroConv", [1])
         return True
     uses[0] += 1
-    return uses[0] <= ONCE + 1
+    return uses[0] <= bounds.NEW_GRAPH_USES + 1
 
 
-# Where the edges of all types are sorted at once in a first call, and layers of sums from which on that takes less than
-# PyG's own code for each (an estimate: on an H100's host a layer of PyG's took 0.8 ms, forward and backward).
-_SORTED_ON, _LEAST_NEW = ("cuda",), 4
+_SORTED_ON = ("cuda",)  # where the edges of all types are sorted at once in a first call
 
 
 def _are_sorted_together(calls: Sequence[Call], some: Tensor) -> bool:
     """True for layers on new edges that are many enough to be worth it; not in a capture, which may not wait."""
-    if some.device.type not in _SORTED_ON or len(calls) < _LEAST_NEW or hops_of(some) is not None:
+    if some.device.type not in _SORTED_ON or len(calls) < bounds.SORTED_TOGETHER or hops_of(some) is not None:
         return False
     return not (some.is_cuda and torch.cuda.is_current_stream_capturing())
 

@@ -19,7 +19,7 @@ from torch_geometric import is_compiling
 
 from gnnaccel.graph import modes
 from gnnaccel.graph.cache import derived
-from gnnaccel.lazy import blocks
+from gnnaccel.lower import bounds
 from gnnaccel.pyg_backend.call import current
 from gnnaccel.pyg_backend.graph import USED, hops_of
 from gnnaccel.pyg_backend.propagate import obstacle, widest
@@ -27,9 +27,6 @@ from gnnaccel.pyg_backend.touch import nn
 
 # Layers whose code in PyG takes as many calls as there are relations, or a matrix for each edge: to sort takes less.
 _SLOW = {nn.RGCNConv.forward, nn.FastRGCNConv.forward}
-
-# A layer may map features to wider ones before it gathers them: so many times the most numbers, at most.
-_WIDENED = 8
 
 
 def first(plain: Any, ours: Callable | None) -> Callable | None:
@@ -47,7 +44,7 @@ def first(plain: Any, ours: Callable | None) -> Callable | None:
     @functools.wraps(ours or plain.forward)
     def forward(self, *args, **kwargs):
         edges = args[place] if len(args) > place else kwargs.get("edge_index")
-        if type(edges) is not Tensor or edges.device.type not in blocks.FEW_AT_FIRST or is_compiling():
+        if type(edges) is not Tensor or edges.device.type not in bounds.FEW_AT_FIRST or is_compiling():
             return method(self, *args, **kwargs)
         if not _are_new(self, edges, args, kwargs):
             return method(self, *args, **kwargs)
@@ -86,10 +83,10 @@ def _are_new(conv: Any, edges: Tensor, args: tuple, kwargs: dict) -> bool:
 
 
 def _are_few(conv: Any, edges: Tensor, args: tuple, kwargs: dict) -> bool:
-    count, most = edges.shape[1], blocks.FEW_AT_FIRST[edges.device.type]
+    count, most = edges.shape[1], bounds.FEW_AT_FIRST[edges.device.type]
     if count * widest((*args, *kwargs.values())) > most:
         return False
-    return count * _longest(conv) <= _WIDENED * most
+    return count * _longest(conv) <= bounds.WIDENED_AT_FIRST * most
 
 
 _sides: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()

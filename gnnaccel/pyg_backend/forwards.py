@@ -19,8 +19,8 @@ from gnnaccel import ops, report
 from gnnaccel.graph import hops, scales
 from gnnaccel.graph.cache import derived
 from gnnaccel.graph.csr import Graph
-from gnnaccel.lazy import blocks
 from gnnaccel.lazy.reduce import takes
+from gnnaccel.lower import bounds
 from gnnaccel.modules import is_watched
 from gnnaccel.ops import linear_sums, messages
 from gnnaccel.ops.joined_sums import GINE, joined_sum
@@ -304,12 +304,6 @@ def _with_own(out: Tensor, own: Tensor, eps: Tensor) -> Tensor:
     return torch.addcmul(out, own, 1 + (eps if eps.dtype is out.dtype else eps.view(())))  # of the dtype of the sums
 
 
-# Times as many numbers as those of messages that are made one by one: ours, of edges without gradients, takes less of
-# the CPU.
-_UNGRADED = 16
-_ROWS = 512  # on the CPU, from which on two maps as one op spare more than the way to them takes
-
-
 def _gine(plain: Any, general: Callable) -> Callable:
     guard = short.Guard(plain, pyg_nn.GINEConv)
 
@@ -324,9 +318,9 @@ def _gine(plain: Any, general: Callable) -> Callable:
         few = False
         if usual and short.is_matrix(own):
             graded = (lin is not None or edge_attr.requires_grad) and torch.is_grad_enabled()
-            times = 1 if graded or edge_attr.is_cuda else _UNGRADED
+            times = 1 if graded or edge_attr.is_cuda else bounds.COUNTS_UNGRADED
             few = are_few(self, plain, edge_index, {"x": own}, times=times)
-        maps_pay = few and own.is_cpu and own.shape[0] >= _ROWS
+        maps_pay = few and own.is_cpu and own.shape[0] >= bounds.MAPS_TOGETHER_ROWS
         if maps_pay and type(x) is not tuple and eps.is_cpu and eps.dtype == own.dtype:
             out = self.propagate(edge_index, x=(x, x), edge_attr=edge_attr, size=None)
             note_outcome(self, left=False)
@@ -355,9 +349,6 @@ def _gine(plain: Any, general: Callable) -> Callable:
     return forward
 
 
-_GATES = 8  # times as many numbers as those of messages that are made one by one: ours of gates takes less of the CPU
-
-
 def _res_gated(plain: Any, general: Callable) -> Callable:
     guard = short.Guard(plain, pyg_nn.ResGatedGraphConv)
 
@@ -369,7 +360,7 @@ def _res_gated(plain: Any, general: Callable) -> Callable:
         usual = edge_attr is None and self.edge_dim is None
         usual = usual and (guard.allows(self, edge_index) or guard.allows_matrix(self, edge_index))
         if usual and short.is_matrix(source) and source.is_cpu and source.shape[1]:
-            times = _GATES * self.out_channels / source.shape[1]
+            times = bounds.COUNTS_GATES * self.out_channels / source.shape[1]
             usual = not are_few(self, plain, edge_index, {"x": source}, times=times)
         if usual and "bias" in parameters and short.are_linear(*maps):
             act = modules.get("act")
@@ -402,7 +393,7 @@ def _stores(conv: Any, graph: Graph, x: Tensor) -> bool:
     """True if a tensor with a row of the layer's width for each edge may be kept, or need not be."""
     if ops.messages.is_fused(graph) and x.dtype != torch.float16:
         return True
-    return graph.nnz * conv.out_channels * x.element_size() <= blocks.STORED_BYTES.get(x.device.type, 0)
+    return graph.nnz * conv.out_channels * x.element_size() <= bounds.STORED_BYTES.get(x.device.type, 0)
 
 
 def neighbours(conv: Any, x: Any, edge_index: Tensor, looped: bool = False) -> tuple[Graph, Tensor] | None:

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from gnnaccel import report
+from gnnaccel.lower import bounds
 from gnnaccel.pyg_backend.sampler_places import place_of
 from gnnaccel.pyg_backend.touch import BaseStorage, Data, HeteroData, NodeLoader
 from gnnaccel.pyg_backend.views import View
@@ -112,7 +113,7 @@ def _mapped(function: Callable, value: Any, *args: Any) -> Any:
 
 
 def _numbers(perm: Tensor | None, device: torch.device) -> Tensor | None:
-    return None if perm is None else perm.to(device, torch.int32 if len(perm) < 2**31 else torch.int64)
+    return None if perm is None else perm.to(device, torch.int32 if len(perm) <= bounds.INT32_MAX else torch.int64)
 
 
 def _contents(data: Data | HeteroData) -> dict[tuple, tuple[Any, int]]:
@@ -138,7 +139,7 @@ def _is_on_host(value: Any) -> bool:
 
 
 def _is_read(value: Tensor) -> bool:
-    return value.is_contiguous() and value.element_size() <= 8 and not value.requires_grad
+    return value.is_contiguous() and value.element_size() <= bounds.ELEMENT_BYTES and not value.requires_grad
 
 
 def _nothing() -> None:

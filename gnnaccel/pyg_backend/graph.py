@@ -18,6 +18,7 @@ from gnnaccel.graph import build, hops, modes
 from gnnaccel.graph.cache import derived
 from gnnaccel.graph.csr import Graph
 from gnnaccel.lazy.reduce import Unsupported, unserved
+from gnnaccel.lower import bounds
 from gnnaccel.ops._described import Described
 from gnnaccel.pyg_backend.touch import Data, EdgeIndex
 
@@ -194,7 +195,7 @@ def from_sparse(adj) -> Graph:
 
 def _from_csr(indptr: Tensor, indices: Tensor, num_cols: int) -> Graph:
     """Graph from a framework's CSR arrays: copies, with indices of half the bytes where they fit."""
-    if indices.dtype == torch.int64 and max(indptr.numel(), indices.numel(), num_cols) < 2**31:
+    if indices.dtype == torch.int64 and max(indptr.numel(), indices.numel(), num_cols) <= bounds.INT32_MAX:
         build.check_csr(indptr, indices, None, num_cols)  # before they are narrowed
         indptr, indices = indptr.to(torch.int32), indices.to(torch.int32)
         return Graph.from_csr(indptr, indices, num_cols=num_cols, copy=False)

@@ -17,6 +17,7 @@ from torch import Tensor
 from gnnaccel import report
 from gnnaccel.graph.csr import Graph
 from gnnaccel.lazy import blocks
+from gnnaccel.lower import bounds
 from gnnaccel.modules import is_watched
 from gnnaccel.ops import messages
 from gnnaccel.ops.joined_maps import joined_maps
@@ -47,7 +48,6 @@ def _maps(
     return found
 
 
-_GEN = 4  # times as many numbers as those of GENConv's messages that are made one by one (H100)
 _APART = 3  # maps whose results kernels read: columns of one matrix they would copy in both directions
 
 
@@ -157,7 +157,7 @@ def _gen(plain: Any, general: Callable) -> Callable:
         usual = usual and "msg_norm" not in modules and type(self.eps) in (int, float)
         usual = usual and (edge_attr is None or short.is_matrix(edge_attr))
         graph = _graph(guard, self, x, edge_index) if usual else None
-        if graph is not None and are_few(self, plain, edge_index, {"x": x}, times=_GEN):
+        if graph is not None and are_few(self, plain, edge_index, {"x": x}, times=bounds.COUNTS_GEN):
             graph = None
         if graph is not None and edge_attr is not None:
             alike = edge_attr.shape == (graph.nnz, x.shape[1]) and edge_attr.dtype == x.dtype

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from gnnaccel import schedule, touch
-from gnnaccel.lazy import blocks
+from gnnaccel.lower import bounds
 from gnnaccel.pyg_backend.call import current, plainly
 from gnnaccel.pyg_backend.graph import nonzeros_of
 from gnnaccel.pyg_backend.propagate import FEW
@@ -66,7 +66,7 @@ def _like(args: tuple, kwargs: dict) -> tuple | None:
     found: list = [
         schedule.is_lasting(),
         torch.are_deterministic_algorithms_enabled(),
-        blocks.FEW,
+        bounds.FEW_MESSAGES,
         torch.is_grad_enabled(),
     ]
     for value in (*args, *kwargs, *kwargs.values()) if kwargs else args:

@@ -20,6 +20,7 @@ from gnnaccel import report, schedule, touch
 from gnnaccel.graph import modes
 from gnnaccel.lazy import blocks
 from gnnaccel.lazy.tensor import Lazy
+from gnnaccel.lower import bounds
 from gnnaccel.pyg_backend import compiling, rules
 from gnnaccel.pyg_backend.attention import Deferred
 from gnnaccel.pyg_backend.bases import factors, weighs_messages
@@ -32,29 +33,21 @@ _FUSED = "own message_and_aggregate()"
 _HOOKED = "message passing hooks are registered"
 NEW = "few messages of edges that the layer had not seen"
 FEW = "few messages, which PyG's own code stores and reduces the quicker"
-# How many numbers of blocks.FEW a number of a message counts, by device. CPU (EPYC): every_layer.py on 300 to 5,800
-# edges. CUDA (H100): what lazy features take of Python's time, some 1.5 ms a step, against messages that PyG stores, of
-# the layers in every_layer.py (--all-ours) on 300 to 800,000 edges: most cross between 200,000 and 400,000 edges of 64
-# features, some at half.
-_LAZY = {"cpu": 4, "cuda": 0.5}
-_UPDATING = {"cpu": 8, "cuda": 0.5}
-# Of layers whose messages are no products, and of one of which those with edge features are none.
-_STORED, _TWICE = {"cpu": 1, "cuda": 0.5}, {"cpu": 1, "cuda": 1}
 _STORING: dict[Callable, dict] = {
-    nn.CGConv.message: _STORED,
-    nn.FeaStConv.message: _TWICE,
-    nn.FiLMConv.message: _TWICE,
-    nn.GENConv.message: _TWICE,
-    nn.GINEConv.message: _STORED,
-    nn.LEConv.message: _TWICE,
-    nn.ResGatedGraphConv.message: _STORED,
+    nn.CGConv.message: bounds.COUNTS_STORED,
+    nn.FeaStConv.message: bounds.COUNTS_STORED_TWICE,
+    nn.FiLMConv.message: bounds.COUNTS_STORED_TWICE,
+    nn.GENConv.message: bounds.COUNTS_STORED_TWICE,
+    nn.GINEConv.message: bounds.COUNTS_STORED,
+    nn.LEConv.message: bounds.COUNTS_STORED_TWICE,
+    nn.ResGatedGraphConv.message: bounds.COUNTS_STORED,
 }
 _STORING_EDGES = nn.TransformerConv.message
-# Of layers over edges of several types, for a feature of a node. HGTConv's were not timed on CUDA.
+# Of layers over edges of several types, for a feature of a node.
 _TYPED: dict[Callable, Callable] = {
     nn.RGATConv.message: lambda conv: _matrix_for_each_edge(conv.heads * conv.out_channels * conv.dim),
-    nn.HEATConv.message: lambda conv: {"cpu": 4, "cuda": 0.5},
-    nn.HGTConv.message: lambda conv: {"cpu": 16},
+    nn.HEATConv.message: lambda conv: bounds.COUNTS_HEAT,
+    nn.HGTConv.message: lambda conv: bounds.COUNTS_HGT,
 }
 _METHODS = frozenset(("message", "aggregate", "update", "message_and_aggregate", "edge_updater", "edge_update"))
 _HOOKS = tuple(
@@ -65,7 +58,7 @@ _HOOKS = tuple(
 
 
 def _matrix_for_each_edge(numbers: int) -> dict:
-    return {"cpu": numbers, "cuda": numbers / 4}
+    return {"cpu": numbers, "cuda": numbers * bounds.COUNTS_MATRIX_ON_CUDA}
 
 
 def kind_of(plain: Any) -> str:
@@ -136,9 +129,8 @@ def _tensors(values: Iterable) -> list[Tensor]:
 
 
 def are_few(conv: Any, plain: Any, edge_index, kwargs: dict, others: dict | None = None, times: float = 1) -> bool:
-    """True if messages of the width of the features, or so many times it, are so few that PyG's own code is quicker, as
-    blocks.FEW says: those of layers that store them, and with `others`, what each number of theirs counts, those of any
-    other.
+    """True if messages of the width of the features, or so many times it, are few enough for PyG's own code: those of
+    layers that store them, and with `others`, what each number of theirs counts, those of any other.
 
     The same for an edge_index and for the matrix of its edges: two ways would round differently.
 
@@ -148,17 +140,17 @@ def are_few(conv: Any, plain: Any, edge_index, kwargs: dict, others: dict | None
     """
     matrix = None
     if type(edge_index) is not Tensor or edge_index.layout is not torch.strided:
-        matrix = None if conv.fuse and others is not _UPDATING else nonzeros_of(edge_index)
+        matrix = None if conv.fuse and others is not bounds.COUNTS_UPDATED else nonzeros_of(edge_index)
         if matrix is None:
             return False
         if matrix.features is not None and kwargs.get("edge_attr") is None:
             kwargs = {**kwargs, "edge_attr": matrix.features}  # as PyG reads them
     message, counts, typed = plain.message, others, None
-    if others is not _UPDATING:
+    if others is not bounds.COUNTS_UPDATED:
         typed = _TYPED.get(message)
         counts = typed(conv) if typed is not None else _STORING.get(message, others)
         if message is _STORING_EDGES and kwargs.get("edge_attr") is not None:
-            counts = _STORED
+            counts = bounds.COUNTS_STORED
     if counts is None:
         return False
     if matrix is not None:
@@ -218,7 +210,7 @@ def make_entry(plain: Any, name: str) -> Callable:
             except Unsupported as error:
                 reason = str(error) if rule is not rules.weighted and not weighed else None
         summed = rule is rules.weighted and rules.sums_as_matrix(self, edge_index)
-        others = _LAZY if name == "propagate" else _UPDATING
+        others = bounds.COUNTS_PROPAGATED if name == "propagate" else bounds.COUNTS_UPDATED
         if few or (not summed and are_few(self, plain, edge_index, kwargs, others)):
             report.fallback(kind, FEW)
             note_outcome(self, left=True)

@@ -23,8 +23,9 @@ from torch_geometric.utils import softmax as _plain_softmax
 from gnnaccel import _operators, ops, report, touch
 from gnnaccel.graph.cache import derived
 from gnnaccel.graph.csr import Graph
+from gnnaccel.lower import bounds
 from gnnaccel.modules import is_watched
-from gnnaccel.ops.segment_softmax import MAX_CUDA_ROWS, Segments, segment_softmax
+from gnnaccel.ops.segment_softmax import Segments, segment_softmax
 from gnnaccel.pyg_backend.graph import unserved
 from gnnaccel.pyg_backend.touch import nn as pyg_nn
 
@@ -131,7 +132,7 @@ def _softmax_by_segments(src: Any, index: Any, ptr: Any, num_nodes: int | None, 
         return _plain_softmax(src, index, ptr, num_nodes, dim)
     start = time.perf_counter()
     found = _segments(src, index, dim, num_nodes)
-    if found is None or (src.is_cuda and found.longest > MAX_CUDA_ROWS):
+    if found is None or (src.is_cuda and found.longest > bounds.SOFTMAX_ROWS):
         return _plain_softmax(src, index, ptr, num_nodes, dim)
     out = ops.edge_softmax(found.graph(), src)
     report.record(_KIND, start)
@@ -166,7 +167,7 @@ def _softmax_sum(
         return None
     start = time.perf_counter()
     found = _segments(x, index, dim, dim_size)
-    if found is None or (x.is_cuda and found.longest > MAX_CUDA_ROWS):
+    if found is None or (x.is_cuda and found.longest > bounds.SOFTMAX_ROWS):
         return None
     constant = not aggregation.learn and aggregation.semi_grad
     out = segment_softmax(x, found.segments, aggregation.t, constant)

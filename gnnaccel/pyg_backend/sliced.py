@@ -30,6 +30,7 @@ from gnnaccel.graph.hops import Hops
 from gnnaccel.lazy import caller, in_place
 from gnnaccel.lazy.first_rows import FirstRows, Given, Step, Trip, state
 from gnnaccel.lazy.trust import DATA, Walk
+from gnnaccel.lower import bounds
 from gnnaccel.ops import sampled_sums
 from gnnaccel.pyg_backend import forwards, short
 from gnnaccel.pyg_backend.graph import hops_of
@@ -210,7 +211,7 @@ def _step(kind: _Kind, guard: short.Guard, general: Callable, conv: Any, trip: T
     width = kind.width(conv, x)
     if width is None:
         return "with options or maps of which a row may need more"
-    if x.shape[0] * x.shape[1] * width < sampled_sums.LEAST:
+    if x.shape[0] * x.shape[1] * width < bounds.SAMPLED_PRODUCTS:
         return "of few products, where there is nothing to gain"
     graph = None
     if kind.rows is not None or edges.is_cpu:

@@ -25,11 +25,11 @@ from torch.utils.data import (
 )
 from torch.utils.data.dataloader import _SingleProcessDataLoaderIter
 
+from gnnaccel.lower import bounds
 from gnnaccel.pyg_backend.touch import NeighborSampler, NodeLoader
 from gnnaccel.sampling import ahead, begun
 
 _SETTLED = (SequentialSampler, RandomSampler, SubsetRandomSampler, WeightedRandomSampler, DistributedSampler)
-_MOST_MISSED = 3
 # The one that this thread has taken places from, until their batch is there: a loader may have several iterators.
 _current: contextvars.ContextVar[weakref.ref[Epoch] | None] = contextvars.ContextVar("gnnaccel_epoch", default=None)
 
@@ -82,7 +82,12 @@ class Epoch:
         sampler, given = self.loader.node_sampler, self.loader.input_data
         if self._begun is not None:  # which nobody has asked for
             self._begun = self._room = None
-        if self._missed >= _MOST_MISSED or not _is_uniform(sampler) or given.time is not None or not ahead.is_on():
+        if (
+            self._missed >= bounds.DROPPED_IN_VAIN
+            or not _is_uniform(sampler)
+            or given.time is not None
+            or not ahead.is_on()
+        ):
             return
         if not self._seen:
             places = next(self._places, None)

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from gnnaccel._library import DTYPES, INDEX_TYPES, pointer
+from gnnaccel.lower import bounds
 
 CPU = torch.device("cpu")
-LARGEST_TABLE = 1 << 27  # nodes: beyond, a gigabyte is more than a batch should hold, and it is hashed
 
 
 def index_array(op: str, name: str, value, dtype: torch.dtype | None = None, device: torch.device = CPU) -> Tensor:
@@ -130,7 +130,7 @@ def fanouts(op: str, value, least: int = -1, name: str = "num_neighbors") -> lis
             counts.append(operator.index(count))
         except TypeError:
             raise TypeError(f"{op}: {name}: expected ints, got {count!r}") from None
-        if not least <= counts[-1] < 1 << 31:
+        if not least <= counts[-1] <= bounds.INT32_MAX:
             what = "-1 (all neighbours) or a number of them" if least else "numbers of nodes"
             raise ValueError(f"{op}: {name}: expected {what}, got {count}")
     return counts

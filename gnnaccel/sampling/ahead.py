@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from gnnaccel import settings
+from gnnaccel.lower import bounds
 
 VARIABLE = "GNNACCEL_SAMPLER_AHEAD"
-_USUAL = 2
 _lanes: dict[torch.device, _Lane] = {}
 
 
@@ -36,7 +36,7 @@ def depth() -> int:
     said = settings.value(VARIABLE)
     if said.isdecimal():
         return int(said)
-    return 0 if said and said in settings.OFF else _USUAL  # "off" and "on"
+    return 0 if said and said in settings.OFF else bounds.BATCHES_AHEAD  # "off" and "on"
 
 
 def to_device(tensor: Tensor, device: torch.device) -> Tensor:

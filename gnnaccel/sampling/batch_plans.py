@@ -7,7 +7,7 @@ import functools
 from collections.abc import Sequence
 from typing import NamedTuple
 
-_KEPT = 256  # plans: batches of a problem are of one size, or of two
+from gnnaccel.lower import bounds
 
 
 class Shape(NamedTuple):
@@ -54,7 +54,7 @@ class Plan(NamedTuple):
     sizes: Sizes
 
 
-@functools.lru_cache(maxsize=_KEPT)  # plans hold no tensors
+@functools.lru_cache(maxsize=bounds.BATCH_PLANS)  # plans hold no tensors
 def plan(shape: Shape, num_seeds: tuple[int, ...], most_bounded: int) -> Plan:
     """Of a batch of so many seeds of each type; most_bounded: edges that room is made for unseen."""
     steps, starts = shape.steps(num_seeds)

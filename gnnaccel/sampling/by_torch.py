@@ -16,12 +16,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from gnnaccel.sampling import _arrays, ahead
+from gnnaccel.lower import bounds
+from gnnaccel.sampling import ahead
 from gnnaccel.sampling._arrays import Relation
 
-# Edges that are looked at in one go, at some 70 bytes each: enough of them that a GPU is busy.
-MOST_AT_ONCE = 1 << 22
-_SHARED = 50  # sources that a node gives something to, of one relation (cpp/layer_sample.cpp)
 _SHARE_BITS = 40  # of what a node gives away: whole numbers, whose sum is the same in any order
 _INFINITE = 0x7FF << 52  # the bits of a double
 
@@ -181,7 +179,7 @@ def induced(
 ) -> list[Edges]:
     """All edges between given nodes, of each relation, in order of their destinations.
 
-    The host waits twice, and where the rows have more edges, once more for each MOST_AT_ONCE of them.
+    The host waits twice, and where the rows have more edges, once more for each `bounds.EDGES_AT_ONCE` of them.
 
     Parameters
     ----------
@@ -223,8 +221,8 @@ def _edges(rows: _Rows) -> Iterator[tuple[Tensor, Tensor, list[int]]]:
     last, total = rows.last, rows.bounds[-1]
     start = last - rows.size  # of each row, among these edges
     cuts = {0: 0}  # rows with which some begin, and the edges before these
-    if total > MOST_AT_ONCE:
-        at_once = torch.searchsorted(last, torch.arange(0, total, MOST_AT_ONCE, device=last.device), right=True)
+    if total > bounds.EDGES_AT_ONCE:
+        at_once = torch.searchsorted(last, torch.arange(0, total, bounds.EDGES_AT_ONCE, device=last.device), right=True)
         cuts = dict(torch.stack([at_once, start.index_select(0, at_once)], 1).tolist())
     cuts[last.numel()] = total
     shift = rows.first - start
@@ -251,7 +249,7 @@ class _Places:
         numbers = problem.numbers(given)
         self._table = self._numbers = None
         total = problem.bases[-1]
-        if batch is None and min(problem.sizes) >= 0 and total <= _arrays.LARGEST_TABLE:
+        if batch is None and min(problem.sizes) >= 0 and total <= bounds.TABLE_NODES:
             self._table, self._total = places.new_full((total,), most), total
             self._table.scatter_reduce_(0, numbers, places, "amin")
         else:
@@ -347,13 +345,13 @@ class _Budget:
         if not any(counts):
             return None
         first_target, _, _, first_source, num_sources = problem.of_rows(counts)
-        rows = _rows(problem, _joined(targets) - first_target, counts, most=_SHARED)
+        rows = _rows(problem, _joined(targets) - first_target, counts, most=bounds.HGT_SHARED)
         if not rows.bounds[-1]:
             return None
         drawn = picked(rows.size, self._generator).add_(rows.first[:, None])
-        has = torch.arange(_SHARED, device=drawn.device) < rows.edges[:, None]
+        has = torch.arange(bounds.HGT_SHARED, device=drawn.device) < rows.edges[:, None]
         which = torch.searchsorted(has.view(-1).cumsum(0), torch.arange(1, rows.bounds[-1] + 1, device=drawn.device))
-        owner = which // _SHARED
+        owner = which // bounds.HGT_SHARED
         ends = problem.sources(drawn.view(-1).index_select(0, which), rows.bounds)
         self._keys.append(torch.add(1, ends + _of(first_source, owner), alpha=2))
         self._shares.append(torch.div(1 << _SHARE_BITS, rows.edges.index_select(0, owner), rounding_mode="floor"))
@@ -406,16 +404,16 @@ def picked(size: Tensor, generator: torch.Generator) -> Tensor:
     An urn has a ball of each of n - k + 1 colours. A ball is drawn, and put back with another of its colour, k times:
     any multiset of colours is as likely (Polya). Sorted, and 0, 1, 2, ... added to them, the colours are k of n.
     """
-    order = torch.arange(_SHARED, device=size.device)
+    order = torch.arange(bounds.HGT_SHARED, device=size.device)
     parts = []
-    for some in size.split(max(MOST_AT_ONCE // _SHARED, 1)):
-        colours = (some - (_SHARED - 1)).clamp_(min=1)[:, None]
+    for some in size.split(max(bounds.EDGES_AT_ONCE // bounds.HGT_SHARED, 1)):
+        colours = (some - (bounds.HGT_SHARED - 1)).clamp_(min=1)[:, None]
         # Of 2^63 numbers: of n balls some are likelier by n / 2^63 than others.
-        ball = torch.empty((some.numel(), _SHARED), dtype=torch.int64, device=size.device)
+        ball = torch.empty((some.numel(), bounds.HGT_SHARED), dtype=torch.int64, device=size.device)
         ball.random_(generator=generator).remainder_(colours + order)
         added = ball - colours  # by which draw this one came into the urn; before all if negative
         source = torch.where(added < 0, order, added)
-        for _ in range((_SHARED - 1).bit_length()):
+        for _ in range((bounds.HGT_SHARED - 1).bit_length()):
             source = source.gather(1, source)
         parts.append(ball.gather(1, source).sort(1).values + order)
     return _joined(parts)

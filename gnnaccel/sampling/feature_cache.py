@@ -16,9 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gnnaccel.lower import bounds
 from gnnaccel.sampling import host_memory
-
-_CHUNK_BYTES = 1 << 26
 
 
 class FeatureCache:
@@ -120,7 +119,7 @@ class FeatureCache:
         """Read the kept rows anew, after a write into the features that torch does not count (through NumPy, ``.data``,
         or the file)."""
         self._version = self._count()
-        step = max(1, _CHUNK_BYTES // max(1, self._row_bytes))
+        step = max(1, bounds.CACHE_CHUNK_BYTES // max(1, self._row_bytes))
         for start in range(0, len(self.rows), step):
             some = self.rows[start : start + step]
             self._kept[start : start + step] = self.features.index_select(0, some).to(self.device)
@@ -215,8 +214,10 @@ def _check(features: Tensor, scores: Tensor) -> None:
             "FeatureCache: features: expected a contiguous tensor [n, ...] on the CPU, got "
             f"{tuple(features.shape)}, strides {features.stride()} on {features.device}"
         )
-    if features.element_size() > 8:
-        raise TypeError(f"FeatureCache: features: expected a dtype of up to 8 bytes, got {features.dtype}")
+    if features.element_size() > bounds.ELEMENT_BYTES:
+        raise TypeError(
+            f"FeatureCache: features: expected a dtype of up to {bounds.ELEMENT_BYTES} bytes, got {features.dtype}"
+        )
     if not isinstance(scores, Tensor) or scores.shape != features.shape[:1]:
         got = tuple(scores.shape) if isinstance(scores, Tensor) else type(scores).__name__
         raise ValueError(f"FeatureCache: scores: expected a Tensor [{len(features)}], got {got}")

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from gnnaccel import touch
+from gnnaccel.lower import bounds
 
 _BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-_PAGE = 4096
 _lock = threading.Lock()
 _known: weakref.WeakValueDictionary[tuple[int, int], Pinned] = weakref.WeakValueDictionary()  # by address and bytes
 _readers: set[torch.device] = set()  # GPUs that have been given any of it
@@ -79,7 +79,7 @@ def is_pinned(tensor: Tensor) -> bool:
     if tensor.device.type != "cpu":
         return False
     start, size = _extent(tensor)
-    if any(a - _PAGE < start + size and start < a + n + _PAGE for a, n in list(_known)):
+    if any(a - bounds.PAGE_BYTES < start + size and start < a + n + bounds.PAGE_BYTES for a, n in list(_known)):
         return _holder(start, size) is not None
     return not size or (tensor.is_pinned() and tensor.view(-1)[-1:].is_pinned())
 

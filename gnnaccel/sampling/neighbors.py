@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from gnnaccel._library import INDEX_TYPES, launch, pointer
+from gnnaccel.lower import bounds
 from gnnaccel.sampling import _arrays, on_cuda
 from gnnaccel.sampling._arrays import CPU, Relation
 
@@ -320,7 +321,7 @@ def _node_types(sizes, seeds, node_times, disjoint: bool) -> tuple[list[tuple], 
     """The binary's list of node types (kernels.h: NodeType), and the table for those that are not hashed."""
     places, total, first = dict.fromkeys(sizes, -1), 0, dict.fromkeys(sizes, 0)
     for name, size in sizes.items():
-        if not disjoint and 0 <= size <= _arrays.LARGEST_TABLE - total:
+        if not disjoint and 0 <= size <= bounds.TABLE_NODES - total:
             places[name], total = total, total + size
     count = 0
     for name, nodes in seeds.items():

@@ -2,7 +2,7 @@
 
 Everything goes to the current stream. The host waits for it once per batch, for the sizes, and once more for each step
 (the edges of one relation in one hop) whose edges no small number bounds: one of all neighbours, or of more than
-MOST_BOUNDED.
+`bounds.BOUNDED_EDGES`.
 """
 
 from __future__ import annotations
@@ -15,13 +15,10 @@ import torch
 from torch import Tensor
 
 from gnnaccel import _library as lib
+from gnnaccel.lower import bounds
 from gnnaccel.sampling._arrays import Relation
 from gnnaccel.sampling.batch_plans import Plan, Shape, Step, plan
 
-# Edges of a step that room is made for unseen, at 32 bytes each and a thread that may find nothing to do. With more of
-# them it does not matter how long it takes to ask for their number. Of a batch, four times as many.
-MOST_BOUNDED = 1 << 22
-_MOST = 1 << 31  # seeds and edges of a type in a batch: what the table has of one is 32 bits
 _SEEDS, _INDPTR, _NO_ROW, _INDICES, _WEIGHT, _WEIGHT_SUM, _TIME = range(7)  # cuda/kernels.h: SampleError
 
 
@@ -71,7 +68,7 @@ class Problem:
 
     def plan(self, num_seeds: tuple[int, ...]) -> Plan:
         """What is known before of a batch of so many seeds of each type."""
-        return plan(self._shape, num_seeds, MOST_BOUNDED)
+        return plan(self._shape, num_seeds, bounds.BOUNDED_EDGES)
 
 
 class Sample(NamedTuple):
@@ -153,7 +150,7 @@ class _Nodes:
         """Room for `more` edges and for `most` nodes that are no seeds. True if the table is a new one."""
         self.edges += more
         num_seeds = self.seeds.numel()
-        if num_seeds + self.edges >= _MOST:
+        if num_seeds + self.edges > bounds.INT32_MAX:  # what the table has of a type is 32 bits
             raise ValueError("neighbor_sample: num_neighbors: a batch of 2^31 seeds and edges, or more")
         shape = (1 + self._disjoint, num_seeds + most)
         self.nodes = nodes = _grown(self.nodes, self.seeds, shape, self.seeds.dtype)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from gnnaccel._library import INDEX_TYPES, launch, pointer
+from gnnaccel.lower import bounds
 from gnnaccel.sampling import _arrays, by_torch
 from gnnaccel.sampling._arrays import CPU, Relation
 from gnnaccel.sampling.neighbors import neighbor_sample
@@ -102,7 +103,7 @@ def induced_subgraph(
         starts = torch.arange(nodes.numel() + 1, dtype=dtype, device=device)
         return Subgraph(torch.searchsorted(edges.col, starts).to(dtype), *edges)
     address, stamp = 0, 1
-    if batch is None and 0 < num_nodes <= _arrays.LARGEST_TABLE:
+    if batch is None and 0 < num_nodes <= bounds.TABLE_NODES:
         address, stamp = _arrays.table(num_nodes)
     out = launch(
         op,

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
+from gnnaccel.lower import bounds
 from gnnaccel.sampling import _arrays
 from gnnaccel.sampling._arrays import Relation
 
-_ROUNDS = 16  # of draws that may be rejected; then the few walks that are left weigh all their neighbours
 _ascending = WeakIdKeyDictionary()  # indices that were found in order, and their version then
 
 
@@ -153,7 +153,7 @@ class _Walks:
         out = nodes.clone()
         left = (self._rows(nodes)[1] > 0).nonzero().view(-1)
         largest, less, more = max(1 / p, 1.0, 1 / q), min(1.0, 1 / q), max(1.0, 1 / q)
-        for _ in range(_ROUNDS):
+        for _ in range(bounds.WALK_ROUNDS):
             if not left.numel():
                 return out
             drawn, last = self.uniform(nodes[left]), before[left]

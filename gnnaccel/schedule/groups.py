@@ -14,13 +14,11 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from gnnaccel.graph.csr import Graph
+from gnnaccel.lower import bounds
 from gnnaccel.schedule.worklist import GROUP_SIZES, SLICES, THREADS, Arrangement, Kernel, Plan
 
-_NUMBERS_OF_A_LANE = 4  # float32
 _ALPHA = 0.15, 0.3  # what the paper lets alpha be, the larger the more degrees deviate
 _MAX_THREADS = 1024  # max_tpb: of a block on any GPU
-_CAPABILITY = 1024  # of equation 3: products that a thread is given at most
-_SHARED_BYTES = 48 << 10  # memory_capacity of equation 4: what a block has without asking for more
 
 
 class Setting(NamedTuple):
@@ -56,7 +54,7 @@ class Size(NamedTuple):
 
 def settings(num_feats: int) -> list[Setting]:
     """All that differ for so many float32 features."""
-    vectors = math.ceil(num_feats / _NUMBERS_OF_A_LANE)
+    vectors = math.ceil(num_feats / bounds.LANE_NUMBERS)
     lanes = [n for n in SLICES if n == SLICES[0] or n < 2 * vectors]
     return [Setting(gs, tpb, dw) for gs in GROUP_SIZES for tpb in THREADS for dw in lanes]
 
@@ -76,7 +74,10 @@ def fits(setting: Setting, size: Size) -> bool:
     """Equations 3 and 4: what a thread is given, and what a block keeps in shared memory."""
     gs, tpb, dw = setting
     degree = max(1.0, size.nnz / max(1, size.num_rows))
-    return gs * size.num_feats / dw <= _CAPABILITY and tpb * gs / (degree * dw) * size.num_feats * 4 <= _SHARED_BYTES
+    return (
+        gs * size.num_feats / dw <= bounds.GROUP_PRODUCTS
+        and tpb * gs / (degree * dw) * size.num_feats * 4 <= bounds.GROUP_SHARED_BYTES
+    )
 
 
 def by_formula(size: Size) -> list[Setting]:

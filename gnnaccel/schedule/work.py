@@ -12,14 +12,11 @@ from torch import Tensor
 
 from gnnaccel.graph import network, reorder, store
 from gnnaccel.graph.csr import Graph
+from gnnaccel.lower import bounds
 from gnnaccel.schedule import rules, worklist
 from gnnaccel.schedule.worklist import Kernel, Ordered, Plan, WorkList
 from gnnaccel.tiles import gate
 
-# A CUDA graph earns its work lists by this many uses: a sampled block passes through a few layers, or a few dozen, and
-# is gone.
-_LASTING_USES = 50
-_SAMPLED_USES = 12
 _lasting = False  # within `lasting`
 
 
@@ -84,7 +81,7 @@ class Work:
         if found is not None or self._uses < 0:
             return found
         self._uses += 1
-        early = self._uses <= _LASTING_USES and not _lasting
+        early = self._uses <= bounds.LASTING_USES and not _lasting
         if early or graph.nnz == 0 or torch.are_deterministic_algorithms_enabled():
             return None
         if graph.transient():
@@ -105,8 +102,8 @@ class Work:
         if self._uses < 0:
             return False
         self._uses += 1
-        beyond = 0 if _lasting else self._uses - _LASTING_USES
-        return beyond >= 0 and beyond % _LASTING_USES == 0  # now and then: it may have refused, as in a capture
+        beyond = 0 if _lasting else self._uses - bounds.LASTING_USES
+        return beyond >= 0 and beyond % bounds.LASTING_USES == 0  # now and then: it may have refused, as in a capture
 
     def prepare(self, graph: Graph, method: str | None, like: Graph | None, folder: Path | None) -> None:
         """See `prepare`."""
@@ -318,7 +315,7 @@ def is_new(graph: Graph) -> bool:
     known: Work | None = getattr(graph.slots, _SLOT, None)
     if _lasting or known is None:
         return not _lasting
-    return 0 <= known._uses < _SAMPLED_USES and not (known.lists or known.sums)
+    return 0 <= known._uses < bounds.SAMPLED_USES and not (known.lists or known.sums)
 
 
 def work_list(graph: Graph, row_bytes: int, sums: bool = False) -> WorkList | Ordered | None:

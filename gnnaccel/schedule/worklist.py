@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from gnnaccel.graph.csr import Graph
+from gnnaccel.lower import bounds
 
 # Nonzeros of a run of a piece: kPieceRun of cuda/kernels.h.
 PIECE_RUN = 16
@@ -22,8 +23,6 @@ PIECE_RUN = 16
 LANES, SLICES = (4, 8, 16, 32, 64), (4, 8, 16, 32)
 # Of groups of neighbours: threads of a block (cuda/spmm_groups.cu has 512 at most), neighbours of a group.
 THREADS, GROUP_SIZES = (64, 128, 256, 512), (4, 8, 16, 32, 64, 128, 256, 512)
-HUB = 4  # times the mean degree
-_ON_HOST = 20_000  # rows
 
 
 class Arrangement(Enum):
@@ -174,7 +173,7 @@ def build(graph: Graph, plan: Plan, order: Tensor | None = None) -> WorkList:
     Synchronises, so that any stream may read the list.
     """
     indptr = graph.indptr.long()
-    if graph.num_rows <= _ON_HOST:
+    if graph.num_rows <= bounds.LISTED_ON_HOST:
         indptr, order = indptr.cpu(), None if order is None else order.cpu()
     rows = _arranged(indptr.diff(), plan.arrangement, order)
     made = (_groups if plan.kernel is Kernel.GROUPS else _pieces)(indptr, rows, plan)
@@ -265,6 +264,6 @@ def _arranged(degree: Tensor, arrangement: Arrangement, order: Tensor | None) ->
     if arrangement is Arrangement.CLUSTERS:
         return order
     if arrangement is Arrangement.HUBS:
-        hubs = lengths > HUB * degree.double().mean()
+        hubs = lengths > bounds.HUB * degree.double().mean()
         return order[torch.where(hubs, lengths, 0).argsort(descending=True, stable=True)]
     return order[lengths.clamp(min=1).double().log2().floor().argsort(descending=True, stable=True)]

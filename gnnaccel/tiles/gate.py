@@ -8,16 +8,8 @@ from dataclasses import dataclass, field
 import torch
 
 from gnnaccel.graph.csr import Graph
+from gnnaccel.lower import bounds
 from gnnaccel.tiles.translate import KERNEL_SIZE, Tiles, translate
-
-# Where the kernels for tensor cores are so much faster than those for CUDA cores that translation is repaid within
-# about 30 epochs of two layers: docs/tensor-cores.md has the measurements.
-MIN_EDGES = 200_000  # of the graph, at least
-MIN_COLUMN_REUSE = 4.0  # of reuse, in windows of 16 rows
-_MIN_DEGREE = 16  # edges of a row, in the mean
-_MIN_FEATURES = {"sum": 64, "dot": 128}  # numbers of a row of features, at least
-_NARROW_SUM_REUSE, _NARROW_SUM_DEGREE = 8.0, 64  # both: sums of 16 numbers too
-_SAMPLE, _SAMPLE_EDGES = 256, 1 << 22  # windows that are looked at, and about how many edges they may have
 
 
 @dataclass
@@ -84,7 +76,7 @@ def look(graph: Graph) -> None:
     if known.column_reuse is not None:
         return
     known.column_reuse = 0.0
-    if graph.nnz < MIN_EDGES:
+    if graph.nnz < bounds.TILES_EDGES:
         return
     made = known.made.get(KERNEL_SIZE)
     try:
@@ -107,7 +99,7 @@ def are_profitable(
     if kind == "sum" and dtype is torch.float32 and features in known.measured:
         return known.measured[features]
     if features is None:
-        return (known.column_reuse or 0.0) >= MIN_COLUMN_REUSE
+        return (known.column_reuse or 0.0) >= bounds.TILES_REUSE
     return is_profitable(known.column_reuse or 0.0, graph.nnz / max(graph.num_rows, 1), features, kind)
 
 
@@ -154,7 +146,7 @@ def column_reuse(graph: Graph, height: int = 16) -> float:
     windows = -(-graph.num_rows // height)
     if graph.nnz == 0:
         return 0.0
-    sampled = max(1, min(windows, _SAMPLE, _SAMPLE_EDGES * windows // graph.nnz))
+    sampled = max(1, min(windows, bounds.TILES_SAMPLE, bounds.TILES_SAMPLE_EDGES * windows // graph.nnz))
     picks = (
         (torch.arange(sampled, device=graph.device) * 2 + 1) * windows // (2 * sampled)
     )  # each the middle of a share
@@ -175,7 +167,7 @@ def column_reuse(graph: Graph, height: int = 16) -> float:
 def is_profitable(column_reuse: float, degree: float, features: int, kind: str) -> bool:
     """True if the "sum" of rows of `features` numbers, or their "dot", is to go by tiles on a GPU, of a graph that is
     not small; `degree`: edges of a row, in the mean."""
-    if column_reuse < MIN_COLUMN_REUSE or degree < _MIN_DEGREE:
+    if column_reuse < bounds.TILES_REUSE or degree < bounds.TILES_DEGREE:
         return False
-    narrow = kind == "sum" and column_reuse >= _NARROW_SUM_REUSE and degree >= _NARROW_SUM_DEGREE
-    return features >= (16 if narrow else _MIN_FEATURES[kind])
+    narrow = kind == "sum" and column_reuse >= bounds.TILES_NARROW_REUSE and degree >= bounds.TILES_NARROW_DEGREE
+    return features >= (bounds.TILES_NARROW_FEATURES if narrow else bounds.TILES_FEATURES[kind])

@@ -16,14 +16,10 @@ from torch import Tensor
 
 from gnnaccel import _library as lib
 from gnnaccel.graph.csr import Graph
+from gnnaccel.lower import bounds
 
 KERNEL_SIZE = (16, 8)  # of the tiles that the CUDA kernels take: TileConfig of cuda/tiles.cuh
 KERNELS = ("auto", "csr", "tiled")  # of ops and of `prepare`: where tiles pay, not by tiles, by tiles
-MAX_SIDE = 1024  # of a block, whose bitmap is kept whole
-SLICE = 64  # features that a warp of the CUDA kernels takes
-MAX_TEAM = 8
-BUSY_WARPS = 4096  # twice what an H200 holds of them
-MIN_CHUNK, MAX_CHUNKS = 256, 4096  # blocks of a piece of a window, at least; pieces, but for the ends of windows
 
 
 @dataclass(frozen=True)
@@ -88,11 +84,11 @@ class Tiles:
         many as have two blocks each; then only where windows are long, for sums far longer.
         """
         windows = max(self.window_ptr.numel() - 1, 1)
-        slices = 1 if dots else max(-(-features // SLICE), 1)
-        most, blocks = (MAX_TEAM, 4) if dots else (MAX_TEAM // 2, 64)
+        slices = 1 if dots else max(-(-features // bounds.TILE_SLICE), 1)
+        most, blocks = bounds.TILE_TEAM // (1 if dots else 2), bounds.TILE_TEAM_BLOCKS["dot" if dots else "sum"]
         team = 1
         while team < most:
-            needed = 2 if team * windows * slices < BUSY_WARPS else blocks
+            needed = 2 if team * windows * slices < bounds.TILE_BUSY_WARPS else blocks
             if 2 * team * needed * windows > self.num_blocks:
                 break
             team *= 2
@@ -104,7 +100,7 @@ def description(arrays: Sequence[Tensor | None], longest: int, height: int, widt
     columns = arrays[1]
     assert columns is not None
     num_blocks = columns.shape[0]
-    chunk = max(MIN_CHUNK, 1 << max(-(-num_blocks // MAX_CHUNKS) - 1, 0).bit_length())
+    chunk = max(bounds.TILE_CHUNK, 1 << max(-(-num_blocks // bounds.TILE_CHUNKS) - 1, 0).bit_length())
     return (*map(lib.pointer, arrays), num_blocks, longest, height, width, team, chunk)
 
 
@@ -130,11 +126,14 @@ def translate(graph: Graph, height: int = 16, width: int = 8) -> Tiles:
     of it. The results are the same. Synchronises with the device once, for the number of blocks.
     """
     for name, value in (("height", height), ("width", width)):
-        if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= MAX_SIDE:
-            raise ValueError(f"translate: {name}: expected an int from 1 to {MAX_SIDE}, got {value!r}")
+        if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= bounds.TILE_SIDE:
+            raise ValueError(f"translate: {name}: expected an int from 1 to {bounds.TILE_SIDE}, got {value!r}")
     indptr, nnz = graph.indptr, graph.nnz
     windows = -(-graph.num_rows // height)
-    if graph.device.type == "cuda" and sum(max(n, 2).bit_length() for n in (windows, height, graph.num_cols)) > 64:
+    if (
+        graph.device.type == "cuda"
+        and sum(max(n, 2).bit_length() for n in (windows, height, graph.num_cols)) > bounds.TILE_KEY_BITS
+    ):
         raise ValueError(
             f"translate: {graph.num_rows} rows times {graph.num_cols} columns: expected a product below 2^61"
         )

@@ -18,7 +18,7 @@ from itertools import zip_longest
 import pyg_cases
 import torch
 from pyg_compare import assert_equal, backward, grads, tensors
-from reached import REFUSED, Left, bounds
+from reached import REFUSED, Left, bounded
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 from torch_geometric import EdgeIndex
@@ -28,7 +28,7 @@ from torch_geometric.nn.conv import MessagePassing
 from fuzz.draw import Draw
 from fuzz.layer_table import LAYERS, METADATA, TYPES
 from gnnaccel import pyg_backend
-from gnnaccel.lazy import blocks
+from gnnaccel.lower import bounds
 
 pyg_cases.prepare_pyg()
 
@@ -41,7 +41,7 @@ _ZEROS = {"GATConv", "GATv2Conv", "AGNNConv", "FAConv", "SuperGATConv", "FeaStCo
 _ZEROS |= {"ResGatedGraphConv", "RGATConv", "HANConv", "HGTConv", "GCNConv", "TAGConv", "SGConv", "RGCNConv"}
 _HYPEREDGES = 7
 _EVERY_MESSAGE = "needs every message|none of sums, means and extrema"  # why medians and products are left
-_FEW = {("gnnaccel.lazy.blocks", "FEW"): {"cpu": 1 << 17}}  # under which small graphs are PyG's
+_FEW = {"FEW_MESSAGES": {"cpu": 1 << 17}}  # under which small graphs are PyG's
 # Errors by which torch says that it cannot do what PyG asks of it, where the plug-in asks for something else.
 _LIMITS = ("not implemented", "Inference tensors cannot be saved", "version_counter for inference tensor")
 
@@ -230,12 +230,12 @@ def _as_good(got: dict, plain: dict, exact: dict, allowed: float, what: str) -> 
 @contextlib.contextmanager
 def _messages_in_blocks():
     """Messages that are no product are made a few edges at a time, as where they are too large to be stored."""
-    before = blocks.STORED_BYTES, blocks.BLOCK_BYTES
-    blocks.STORED_BYTES, blocks.BLOCK_BYTES = {}, {"cpu": 3000}
+    before = bounds.STORED_BYTES, bounds.BLOCK_BYTES
+    bounds.STORED_BYTES, bounds.BLOCK_BYTES = {}, {"cpu": 3000}
     try:
         yield
     finally:
-        blocks.STORED_BYTES, blocks.BLOCK_BYTES = before
+        bounds.STORED_BYTES, bounds.BLOCK_BYTES = before
 
 
 def _compare(name: str, layer, setup: Setup, dtype, steps, what: str) -> bool:
@@ -270,7 +270,7 @@ def _expected(layer, setup: Setup, small: bool) -> Left | None:
 def case(seed: int) -> Left | str | None:
     """One layer through some steps, as if its graph were large; once in ten times small ones are PyG's, as they are."""
     small = seed % 10 == 9
-    with bounds(_FEW) if small else contextlib.nullcontext():
+    with bounded(_FEW) if small else contextlib.nullcontext():
         return _case(seed, small)
 
 

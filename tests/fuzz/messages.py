@@ -27,8 +27,7 @@ from torch_geometric.nn.conv import MessagePassing
 from torch_geometric.nn.resolver import aggregation_resolver
 
 from gnnaccel import pyg_backend
-from gnnaccel.lazy import blocks
-from gnnaccel.lazy.expression import NARROW
+from gnnaccel.lower import bounds
 
 NODES, EDGES = 9, 40
 
@@ -265,7 +264,9 @@ def _expected(source: str, has_written: bool, width: int) -> Left | None:
     """How the calls of a layer are to go: left, or its messages made by PyG, if its code has what asks for that."""
     reasons = [WRITES] if has_written else []
     reasons += [CHECKPOINT] if "checkpoint(" in source else []
-    lifted = {"x_j", "x_i"} if width > NARROW else set()  # lazy ones; rows of narrower features are gathered anyway
+    lifted = (
+        {"x_j", "x_i"} if width > bounds.STORED_FEATURES else set()
+    )  # lazy ones; rows of narrower features are gathered anyway
     kept = False
     for line in source.split("def update")[0].splitlines()[2:]:
         line = line.replace(".sum(-1).mean()", "")  # of one number for each edge
@@ -364,13 +365,13 @@ def _run(layer, seed, width, arguments, grad, mode):
 
 @contextlib.contextmanager
 def _small_blocks(on: bool):
-    before = dict(blocks.STORED_BYTES), dict(blocks.BLOCK_BYTES)
+    before = dict(bounds.STORED_BYTES), dict(bounds.BLOCK_BYTES)
     if on:
-        blocks.STORED_BYTES["cpu"], blocks.BLOCK_BYTES["cpu"] = 0, 1 << 10
+        bounds.STORED_BYTES["cpu"], bounds.BLOCK_BYTES["cpu"] = 0, 1 << 10
     try:
         yield
     finally:
-        for settings, old in zip((blocks.STORED_BYTES, blocks.BLOCK_BYTES), before, strict=True):
+        for settings, old in zip((bounds.STORED_BYTES, bounds.BLOCK_BYTES), before, strict=True):
             settings.update(old)
 
 

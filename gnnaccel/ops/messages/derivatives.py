@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable
 from typing import NamedTuple
 
+from gnnaccel.lower import bounds
 from gnnaccel.ops.messages.program import Builder, Leaf, Program, Shape, Value
 
 _SIDES = {"u": "v", "v": "u", "e": "e", "c": "c"}  # of the same edges reversed
@@ -158,9 +159,6 @@ class Ahead(NamedTuple):
     targets: list[tuple[int, int, list[Shape]]]
 
 
-_MOST_AHEAD = 3  # sums that are kept, each as large as an output: a walk that reads more than that is worth it
-
-
 @functools.lru_cache(maxsize=1024)
 def ahead(program: Program, wanted: tuple[bool, ...]) -> Ahead | None:
     """The program for a forward pass with gradients to the `wanted` leaves, or None.
@@ -187,7 +185,7 @@ def ahead(program: Program, wanted: tuple[bool, ...]) -> Ahead | None:
                 return None
             sums.append(factor)
             targets.append((leaf, number, [each.features, *shapes]))
-    if not 0 < len(sums) <= _MOST_AHEAD:
+    if not 0 < len(sums) <= bounds.SUMS_AHEAD:
         return None
     outputs = [(value, o.reduce) for (value, *_), o in zip(starts, program.outputs, strict=True)]
     made, operands = b.program([*outputs, *((factor, "sum") for factor in sums)])

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from gnnaccel import _library as lib
+from gnnaccel.lower import bounds
 from gnnaccel.ops._arrays import Structure
 from gnnaccel.ops.messages import nvrtc
 from gnnaccel.ops.messages.program import REDUCED, Program
@@ -25,11 +26,7 @@ _NAMES = {
     torch.int32: "i32",
     torch.int64: "i64",
 }
-_BYTES = {"f64": 8, "i64": 8, "f32": 4, "i32": 4, "bf16": 2}
-# As rows_of of cuda/rows.cuh, for rows without a work list.
-_MIN_CHUNK, _MAX_CHUNKS = 128, 8192
-_MOST_SLICES = 65535
-_MOST_CALLS = 64  # that a structure keeps
+_BYTES = {name: dtype.itemsize for dtype, name in _NAMES.items()}
 _log = logging.getLogger("gnnaccel")
 
 
@@ -98,7 +95,7 @@ class Launch:
         source = made.source
         nonzeros = indices.shape[0]
         if order is None:
-            chunk = max(_MIN_CHUNK, 1 << max(0, -(-nonzeros // _MAX_CHUNKS) - 1).bit_length())
+            chunk = max(bounds.MESSAGE_CHUNK, 1 << max(0, -(-nonzeros // bounds.MESSAGE_CHUNKS) - 1).bit_length())
             splits = -(-nonzeros // chunk) if nonzeros > chunk else 0
             parts, workers = 2 * splits, 2 * splits + arrays.num_rows
             lists = (0, 0, 0)
@@ -130,7 +127,7 @@ class Launch:
         in_block = THREADS // (source.lanes * source.others)
         self._walk, self._grid = made.walk, (-(-workers // in_block), source.slices)
         self._merge, self._over = None, (0, 0)
-        if source.slices > _MOST_SLICES or source.merge_slices > _MOST_SLICES:
+        if source.slices > bounds.GRID_BLOCKS or source.merge_slices > bounds.GRID_BLOCKS:
             raise ValueError(f"message_reduce: rows of {program.steps[-1].features} are wider than a GPU's grid")
         if made.merge is not None and splits:
             self._merge = made.merge
@@ -187,7 +184,7 @@ def start(
         index, count = _NAMES[arrays.indptr.dtype], len(program.leaves)
         leaves = tuple(index if leaf.ids else _NAMES[t] for leaf, t in zip(program.leaves, dtypes, strict=False))
         form = _form(program, leaves, tuple(_NAMES[t] for t in dtypes[count:]), index, key[-1])
-        if len(arrays.calls) >= _MOST_CALLS:
+        if len(arrays.calls) >= bounds.MESSAGE_CALLS:
             arrays.calls.clear()
         launch = arrays.calls[key] = Launch(arrays, program, form, key[2])
     launch(addresses)

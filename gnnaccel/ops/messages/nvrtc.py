@@ -20,12 +20,11 @@ from pathlib import Path
 import torch
 
 from gnnaccel.graph import files, store
+from gnnaccel.lower import bounds
 
 DUMP = "GNNACCEL_DUMP_MESSAGES"  # a folder for sources
 _OPTIONS = ("--std=c++17",)
 _MAGIC = b"gnnaccel kernel 1\n"
-_MOST_BYTES = 16 << 20
-_MOST_FILES = 2000  # kept on disk, of some 50 kB each; those used last stay
 _NOT_ENTERED = (201, 400)  # CUDA_ERROR_INVALID_CONTEXT, and _HANDLE: of another context
 _log = logging.getLogger("gnnaccel")
 
@@ -194,7 +193,7 @@ def _kept(path: Path, key: str) -> bytes | None:
     """The machine code in a file; None if there is none, or another's, or a damaged one. A checksum is no signature:
     code that another user may have written is not run."""
     try:
-        content = files.content(path, _MOST_BYTES, trusted=True)
+        content = files.content(path, bounds.KERNEL_FILE_BYTES, trusted=True)
     except OSError:
         return None
     except ValueError as error:
@@ -234,13 +233,13 @@ def code_of(source: str, capability: tuple[int, int]) -> bytes:
 def _drop_oldest(place: Path) -> None:
     """Keep the files used last. Another process may do the same at the same time."""
     found = list(place.glob("*.cubin"))
-    if len(found) <= _MOST_FILES:
+    if len(found) <= bounds.KERNEL_FILES:
         return
     used: dict[Path, float] = {}
     for path in found:
         with contextlib.suppress(FileNotFoundError):
             used[path] = path.stat().st_mtime
-    for path in sorted(used, key=used.__getitem__)[: len(used) - _MOST_FILES * 3 // 4]:
+    for path in sorted(used, key=used.__getitem__)[: len(used) - bounds.KERNEL_FILES * 3 // 4]:
         path.unlink(missing_ok=True)
 
 

@@ -11,6 +11,7 @@ import functools
 import math
 from typing import NamedTuple
 
+from gnnaccel.lower import bounds
 from gnnaccel.ops.messages.device_code import HELPERS, PROLOGUE
 from gnnaccel.ops.messages.program import REDUCED, Program
 from gnnaccel.ops.messages.values import TYPES, Form, Scattered, Value, View, Writer
@@ -18,10 +19,7 @@ from gnnaccel.schedule.worklist import PIECE_RUN
 
 THREADS = 256
 MERGE_THREADS = 256  # kMergeThreads of cuda/walk.cuh
-_MOST_LANES = 32
-_MOST_SLOTS = 64  # features of a lane, for sums over features: more than registers, but loops would be quadratic
-MOST_FEATURES = _MOST_LANES * _MOST_SLOTS
-_IN_FLIGHT = 4  # edges of a lane
+MOST_FEATURES = bounds.MESSAGE_LANES * bounds.MESSAGE_SLOTS
 
 
 class Source(NamedTuple):
@@ -40,7 +38,7 @@ class Source(NamedTuple):
 
 def _lanes_over(domain: int, vec: int) -> int:
     lanes = 1
-    while lanes * vec < domain and lanes < _MOST_LANES:
+    while lanes * vec < domain and lanes < bounds.MESSAGE_LANES:
         lanes *= 2
     return lanes
 
@@ -59,10 +57,10 @@ class _Kernel:
         self.values = [w.value(o.step, view) for o, view in zip(program.outputs, self.views, strict=True)]
         self.owns = [None if o.own < 0 else w.value(o.own, ()) for o in program.outputs]
         slots = repeats * form.vec
-        self.in_flight = _IN_FLIGHT
-        if lanes >= 8 and slots * w.gathers <= 4:  # 16 bytes of an edge: LEConv's walks 240 to 218 us (H200)
+        self.in_flight = bounds.MESSAGE_EDGES
+        if lanes >= bounds.MESSAGE_EDGES_LANES and slots * w.gathers <= 4:  # 16 bytes of an edge
             self.in_flight *= 2
-        while self.in_flight > 1 and self.in_flight * slots * max(1, w.gathers) > 64:
+        while self.in_flight > 1 and self.in_flight * slots * max(1, w.gathers) > bounds.MESSAGE_REGISTERS:
             self.in_flight //= 2
         self.others = max(1, min(8 // lanes, PIECE_RUN // self.in_flight))
 
@@ -405,7 +403,7 @@ def source_of(program: Program, form: Form) -> Source | None:
     widths = [math.prod(s.features) for s in program.steps]
     folds = any(s.op == "fold" for s in program.steps)
     outputs = max(widths[o.step] for o in program.outputs)
-    together = folds and -(-max(widths) // (_MOST_LANES * form.vec)) * form.vec <= _MOST_SLOTS
+    together = folds and -(-max(widths) // (bounds.MESSAGE_LANES * form.vec)) * form.vec <= bounds.MESSAGE_SLOTS
     domain = max(widths) if together else outputs
     if domain % form.vec:
         return None
