@@ -47,6 +47,7 @@ class _State:
         self.hook: _Hook | None = None
         self.compat_only = False
         self.enabled: list[str] = []  # frameworks whose backend is enabled
+        self.untried: set[str] = set()  # what was said to have a version that was never tried
         self.missing: set[str] = set()  # frameworks asked for, but not installed
         self.flag_before: str | None = None  # the environment's flag, put back by uninstall()
         self.complained = False  # virtual environments run .pth files twice
@@ -136,6 +137,12 @@ def _after_import(name: str) -> None:
             _log().info("models on a GPU are captured in CUDA graphs")
         except Exception as error:
             _log().warning("gnnaccel: models are not captured in CUDA graphs: %s", error)
+    versions = importlib.import_module("gnnaccel.versions")
+    for of in ("Python", "torch", name):
+        words = None if of in _state.untried else versions.untried(of)
+        if words is not None:
+            _state.untried.add(of)
+            _log().warning("gnnaccel: %s", words)
     for lacking, words in importlib.import_module("gnnaccel.touch").MISSING.items():
         _log().warning("gnnaccel: this torch has no %s: %s", lacking, words)
     engine = importlib.import_module("gnnaccel.engine")

@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from gnnaccel import versions
+
 ROOT = Path(__file__).resolve().parent.parent
 PTH = (ROOT / "gnnaccel.pth").read_text(encoding="utf-8")
 
@@ -36,7 +38,8 @@ def world(tmp_path):
     """A folder with stand-in frameworks, and a function that runs Python code in it."""
     for name in ("dgl", "torch_geometric"):
         (tmp_path / name).mkdir()
-        (tmp_path / name / "__init__.py").write_text(f"print('importing {name}')\n__version__ = '0'\n")
+        version = versions.PINNED[name]
+        (tmp_path / name / "__init__.py").write_text(f"print('importing {name}')\n__version__ = {version!r}\n")
     (tmp_path / "backends.py").write_text(BACKENDS)
 
     def run(code, *args, launcher=(), check=True, **environment):
@@ -61,6 +64,19 @@ def started(world, code, **environment):
 
 def lines(done):
     return done.stdout.splitlines()
+
+
+def test_untried_versions_are_said_once(world):
+    code = """
+    import backends, gnnaccel.versions
+    gnnaccel.versions.TRIED["dgl"] = ("1.0", "1.1")
+    gnnaccel.install()
+    import dgl, torch_geometric
+    gnnaccel.uninstall()
+    gnnaccel.install()
+    """
+    said = world(code).stderr.splitlines()
+    assert said == ["gnnaccel: dgl 2.1.0 was never tried: gnnaccel is run with 1.0 to 1.1"]
 
 
 def test_hook_prepares_dgl_before_and_enables_after_the_import(world):
@@ -164,7 +180,7 @@ def test_missing_binary_warns_and_the_framework_runs(world):
         import torch_geometric
         print(torch_geometric.__version__)
     """)
-    assert lines(done) == ["importing torch_geometric", "0"]
+    assert lines(done) == ["importing torch_geometric", versions.PINNED["torch_geometric"]]
     assert "PyTorch Geometric runs without acceleration" in done.stderr
     assert len(done.stderr.splitlines()) == 1
 

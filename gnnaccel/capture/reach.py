@@ -11,7 +11,6 @@ import abc
 import argparse
 import collections
 import contextvars
-import dis
 import functools
 import importlib.util
 import operator
@@ -32,6 +31,7 @@ import torch
 from torch import Tensor
 
 from gnnaccel._library import same_objects
+from gnnaccel.bytecode import parts_of, steps_of, unread
 from gnnaccel.lower import bounds
 
 _LIBRARIES = frozenset({"torch", "torch_geometric", "torch_sparse", "dgl", "gnnaccel", "numpy", "scipy"})
@@ -46,8 +46,8 @@ _STATEFUL: tuple[type, ...] = (
 _PLAIN = (dict, list, tuple, collections.OrderedDict, collections.defaultdict, collections.deque, collections.Counter)
 _USERS = (object, types.SimpleNamespace, argparse.Namespace, abc.ABC, typing.Generic, typing.Protocol)
 _VALUES = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size)
-_STORES = ("STORE_GLOBAL", "STORE_NAME", "DELETE_GLOBAL")
-_LOADS = ("LOAD_GLOBAL", "LOAD_NAME", *_STORES)
+_STORES = ("set global", "set name", "delete global")
+_LOADS = ("global", "name", *_STORES)
 
 
 class TooMuch(Exception):
@@ -290,6 +290,8 @@ class Reach:
             yield key, value
 
     def _function(self, name: str, found: types.FunctionType) -> Iterator[tuple[str, Any]]:
+        if (reason := unread()) is not None:
+            raise TooMuch(f"{name} {reason}")
         yield from self._closure(found)
         self.names.update(_attributes(found.__code__))
         for imported in _imports(found.__code__):
@@ -374,32 +376,29 @@ def _global_hooks() -> dict[str, Any]:
 @functools.lru_cache(maxsize=512)
 def _imports(code: types.CodeType) -> frozenset[str]:
     """Modules that `code` and the functions in it import."""
-    found = {each.argval for each in dis.get_instructions(code) if each.opname == "IMPORT_NAME"}
-    inner = [_imports(constant) for constant in code.co_consts if isinstance(constant, types.CodeType)]
-    return frozenset(name for name in found if name).union(*inner)
+    steps = chain.from_iterable(map(steps_of, parts_of(code)))
+    return frozenset(step.value for step in steps if step.kind == "import" and step.value)
 
 
 @functools.lru_cache(maxsize=512)
 def _globals(code: types.CodeType) -> tuple[tuple[str, bool], ...]:
     """Globals that `code` and the functions in it name, and whether they write them."""
     found: dict[str, bool] = {}
-    for instruction in dis.get_instructions(code):
-        if instruction.opname in _LOADS:
-            found[instruction.argval] = found.get(instruction.argval, False) or instruction.opname in _STORES
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            for name, stored in _globals(constant):
-                found[name] = found.get(name, False) or stored
+    for step in chain.from_iterable(map(steps_of, parts_of(code))):
+        if step.kind in _LOADS:
+            found[step.value] = found.get(step.value, False) or step.kind in _STORES
     return tuple(found.items())
 
 
 @functools.lru_cache(maxsize=512)
 def _attributes(code: types.CodeType) -> frozenset[str]:
     """All names in `code` and the functions in it: of globals, attributes and methods."""
-    inner = [_attributes(constant) for constant in code.co_consts if isinstance(constant, types.CodeType)]
-    words = chain(code.co_consts, *(each for each in code.co_consts if isinstance(each, tuple)))
+    parts = list(parts_of(code))
+    words = chain.from_iterable(
+        chain(part.co_consts, *(c for c in part.co_consts if isinstance(c, tuple))) for part in parts
+    )
     named = {each for each in words if isinstance(each, str) and each.isidentifier()}  # by hasattr, match
-    return frozenset(code.co_names).union(named, *inner)
+    return frozenset(named).union(*(part.co_names for part in parts))
 
 
 def _of_user(base: type) -> bool:

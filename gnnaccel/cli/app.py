@@ -248,7 +248,8 @@ def compare(
     out: Annotated[Path, typer.Option(help="Folder that gets a new folder with the results.")] = Path("runs"),
 ) -> None:
     """Train the framework alone and with gnnaccel, from the same seed, and compare the two."""
-    from gnnaccel.cli import compare, doctor, installing
+    from gnnaccel import versions
+    from gnnaccel.cli import compare, installing
     from gnnaccel.cli import suite as suites
     from gnnaccel.cli.request import installed
 
@@ -263,7 +264,7 @@ def compare(
             )
         frameworks = installed()
         if not frameworks:
-            command = installing.framework("torch_geometric", doctor.RUN_WITH["torch_geometric"])
+            command = installing.framework("torch_geometric", versions.PINNED["torch_geometric"])
             print(f"gnnaccel compare: neither DGL nor PyG is installed: {command}", file=sys.stderr)
             raise typer.Exit(1)
     fanouts = _fanouts(sample)

@@ -10,11 +10,9 @@ import subprocess
 import sys
 from importlib import metadata, util
 
-from gnnaccel import __version__, settings, switch
+from gnnaccel import __version__, settings, switch, versions
 from gnnaccel.cli import children, installing, outlook
 
-# The versions the tests, examples and comparisons are run with (pyproject.toml and Makefile).
-RUN_WITH = {"torch": "2.13.0", "dgl": "2.1.0", "torch_geometric": "2.8.1"}
 _NAME_WIDTH = 18  # of the first column, in a pipe
 _OPTIONAL = ("torch_sparse", "torch_scatter", "pyg_lib")
 
@@ -97,7 +95,7 @@ def _framework(name: str, binary_loads: bool, gpu: bool) -> dict:
     installed = version(name)
     if installed is None and util.find_spec(name) is None:
         builds = "" if installing.has_build(name) else ", which has no build for this Python"
-        advice = f"not installed (gnnaccel is run with {name}=={RUN_WITH[name]}{builds})"
+        advice = f"not installed (gnnaccel is run with {name}=={versions.PINNED[name]}{builds})"
         return {"version": None, "imports": False, "accelerated": False, "advice": advice}
     answer = children.ask(name)
     if "error" in answer:
@@ -108,14 +106,9 @@ def _framework(name: str, binary_loads: bool, gpu: bool) -> dict:
     if accelerated:
         said.insert(0, "imports, and will be accelerated" + _on_cuda(name, gpu))
     found = answer["version"] or installed or ""
-    if _release(found) != _release(RUN_WITH[name]):
-        said.append(f"gnnaccel is run with {RUN_WITH[name]}, not with this version")
+    if (words := versions.untried(name, found)) is not None:
+        said.append(words)
     return {"version": found, "imports": True, "accelerated": accelerated, "advice": "; ".join(said)}
-
-
-def _release(text: str) -> list[str]:
-    """Major and minor number."""
-    return text.split("+")[0].split(".")[:2]
 
 
 def _flag() -> dict:
@@ -140,7 +133,7 @@ def examine() -> dict:
             "torch": torch.get("version", version("torch")),
             **{name: version(name) for name in _OPTIONAL},
         },
-        "run_with": RUN_WITH,
+        "run_with": versions.PINNED,
         "torch_imports": "error" not in torch,
         "torch_serves": _torch_serves(torch.get("version", version("torch"))),
         "python": sys.executable,
@@ -165,7 +158,7 @@ def examine() -> dict:
 
 
 def _torch_serves(found: str | None) -> bool:
-    return found is not None and [int(part) if part.isdigit() else 0 for part in _release(found)] >= [2, 4]
+    return found is not None and versions.release(found) >= versions.release(versions.TRIED["torch"][0])
 
 
 def _torch_line(found: str | None) -> str:
@@ -173,8 +166,7 @@ def _torch_line(found: str | None) -> str:
         return "not installed: gnnaccel needs torch 2.4 or later"
     if not _torch_serves(found):
         return f"{found}: too old, gnnaccel needs 2.4 or later"
-    same = _release(found) == _release(RUN_WITH["torch"])
-    return found if same else f"{found} (accepted; gnnaccel is run with {RUN_WITH['torch']})"
+    return versions.untried("torch", found) or found
 
 
 def _switch_line(installed: bool) -> str:

@@ -9,7 +9,8 @@ import shutil
 from importlib import util
 from pathlib import Path
 
-from gnnaccel.cli import children, doctor, installing
+from gnnaccel import versions
+from gnnaccel.cli import children, installing
 from gnnaccel.cli.children import Failed
 from gnnaccel.cli.results import SIDES, is_captured, is_compiled
 
@@ -100,7 +101,7 @@ def check_installed(request: Request) -> None:
     """
     package = PACKAGES[request.framework]
     if util.find_spec(package) is None:
-        command = installing.framework(package, doctor.RUN_WITH[package])
+        command = installing.framework(package, versions.PINNED[package])
         raise Failed(f"{NAMES[request.framework]} is not installed: {command}")
     if request.compile:
         _check_compiler(request.device)

@@ -9,7 +9,6 @@ it was made of, before.
 from __future__ import annotations
 
 import builtins
-import dis
 import functools
 import inspect
 import itertools
@@ -19,14 +18,13 @@ from typing import Any
 
 import torch
 
-_NAMES = ("LOAD_FAST", "LOAD_NAME", "LOAD_GLOBAL", "LOAD_DEREF", "LOAD_CLASSDEREF")
-_MORE = ("LOAD_CONST", "LOAD_SMALL_INT", "LOAD_ATTR")
-_CALLS = ("CALL", "CALL_KW", "CALL_FUNCTION", "CALL_FUNCTION_KW", "CALL_METHOD", "CALL_FUNCTION_EX")
+from gnnaccel.bytecode import VARIABLES, Step, beginning, place_of, steps_of, unread
+
+_CALLS = ("call", "call with *")
 # Functions that have them get their dict of locals to look at, by name or from a module of any name; eval() by name
 # alone, as model.eval() is none of them.
 _LOCALS = {"locals", "vars", "exec", "dir", "builtins", "__builtins__", "_getframe", "currentframe", "f_locals"}
-_EVAL = ("LOAD_NAME", "LOAD_GLOBAL", "IMPORT_FROM")
-_BETWEEN = ("CACHE", "EXTENDED_ARG", "NOP")
+_EVAL = ("name", "global", "import from")
 
 
 def takes_first_rows(frame: types.FrameType, called: Any) -> bool:
@@ -99,80 +97,57 @@ _Read = tuple[str, tuple[str, ...]]  # a name, and attributes of it
 def _called(code: types.CodeType, place: int) -> tuple[_Read, _Read | None] | None:
     """What the call at this offset calls, and what ends the slice of its result (None for a constant); None where
     anything else happens to the result."""
-    steps = [step for step in dis.get_instructions(code) if step.opname not in _BETWEEN]
-    if not _LOCALS.isdisjoint((*code.co_names, *code.co_freevars)):
+    if unread() is not None or not _LOCALS.isdisjoint((*code.co_names, *code.co_freevars)):
         return None
-    if "eval" in code.co_names and any(step.argval == "eval" and step.opname.startswith(_EVAL) for step in steps):
+    steps = steps_of(code)
+    if "eval" in code.co_names and any(step.value == "eval" and step.kind in _EVAL for step in steps):
         return None
-    at = next((i for i, step in enumerate(steps) if step.offset == place), None)
-    end = None if at is None or steps[at].opname not in _CALLS else _end_of_slice(steps, at + 1)
-    if end is None:
+    at = place_of(steps, place)
+    if steps[at].kind not in _CALLS:
         return None
-    height = 0
-    for first in range(at, -1, -1):  # type: ignore[arg-type]
-        step = steps[first]
-        if step.opcode in dis.hasjrel or step.opcode in dis.hasjabs:
-            return None
-        height += dis.stack_effect(step.opcode, step.arg)
-        if height == 1:
-            called = _read(steps[first:at])
-            return None if called is None else (called, _read(end))
-        if step.is_jump_target:  # to within the statement, which is not the one way to the call then
-            return None
-    return None
+    end, first = _end_of_slice(steps, at + 1), beginning(steps, at)
+    called = None if end is None or first is None else _read(steps[first:at])
+    return None if end is None or called is None else (called, _read(end))
 
 
-def _read(steps: list[dis.Instruction]) -> _Read | None:
-    loads = [step for step in steps if step.opname != "PUSH_NULL"]
-    if not loads or not loads[0].opname.startswith(_NAMES) or not isinstance(loads[0].argval, str):
+def _read(steps: tuple[Step, ...]) -> _Read | None:
+    loads = [step for step in steps if step.kind != "null"]
+    if not loads or loads[0].kind not in VARIABLES:
         return None
-    attributes = []
-    for step in loads[1:]:
-        if step.opname not in ("LOAD_ATTR", "LOAD_METHOD"):
-            break
-        attributes.append(step.argval)
-    return loads[0].argval, tuple(attributes)
+    attributes = itertools.takewhile(lambda step: step.kind == "attribute", loads[1:])
+    return loads[0].value, tuple(step.value for step in attributes)
 
 
-def _end_of_slice(steps: list[dis.Instruction], start: int) -> list[dis.Instruction] | None:
+def _end_of_slice(steps: tuple[Step, ...], start: int) -> tuple[Step, ...] | None:
     """The steps of `end`, a constant or a name and attributes of it, where ``[:end]`` begins at this step, or where the
     variable that the result goes to becomes ``variable[:end]`` with the next statement; else None."""
     rest, variable = steps[start:], None
-    if len(rest) > 2 and rest[0].opname in ("STORE_FAST", "STORE_NAME"):
-        variable = rest[0].argval
-        if not rest[1].opname.startswith(("LOAD_FAST", "LOAD_NAME")) or rest[1].argval != variable:
+    if len(rest) > 2 and rest[0].kind in ("set local", "set name"):
+        variable = rest[0].value
+        if rest[1].kind not in ("local", "name") or rest[1].value != variable:
             return None
         rest = rest[2:]
-    elif rest and rest[0].opname == "STORE_FAST_LOAD_FAST":
-        variable, loaded = rest[0].argval
-        if loaded != variable:
-            return None
-        rest = rest[1:]
-    if not rest or rest[0].opname != "LOAD_CONST" or rest[0].is_jump_target:
+    if not rest or rest[0].kind != "constant" or rest[0].is_target:
         return None
-    if isinstance(rest[0].argval, slice):  # of constants
-        usual, last = rest[0].argval.start is None and rest[0].argval.step is None, 1
+    if isinstance(rest[0].value, slice):  # of constants
+        usual, last = rest[0].value.start is None and rest[0].value.step is None, 1
     else:
-        simple = itertools.takewhile(lambda step: step.opname.startswith(_NAMES) or step.opname in _MORE, rest[1:])
+        simple = itertools.takewhile(lambda step: step.kind in (*VARIABLES, "constant", "attribute"), rest[1:])
         last = 1 + len(list(simple))
-        usual = rest[0].argval is None and last > 1
+        usual = rest[0].value is None and last > 1
     end = rest[1:last]
-    usual = usual and last < len(rest) and not any(step.is_jump_target for step in rest[: last + 1])
+    usual = usual and last < len(rest) and not any(step.is_target for step in rest[: last + 1])
     # One name or constant, which is not the variable, and nothing but attributes of it.
-    usual = usual and all((step.opname == "LOAD_ATTR") == (place > 0) for place, step in enumerate(end))
-    if not usual or (end and variable is not None and end[0].argval == variable):
+    usual = usual and all((step.kind == "attribute") == (place > 0) for place, step in enumerate(end))
+    if not usual or (end and variable is not None and end[0].value == variable):
         return None
-    if not isinstance(rest[0].argval, slice) and rest[last].opname != "BINARY_SLICE":
-        if rest[last].opname != "BUILD_SLICE" or rest[last].arg != 2:
+    if not isinstance(rest[0].value, slice) and rest[last].kind != "slice":
+        if rest[last].kind != "build slice" or rest[last].value != 2:
             return None
         last += 1
-    if last >= len(rest) or not (rest[last].opname == "BINARY_SLICE" or _is_subscript(rest[last])):
+    if last >= len(rest) or rest[last].kind not in ("slice", "subscript"):
         return None
     if variable is None:
         return end
-    stored = rest[last + 1].argval if last + 1 < len(rest) and rest[last + 1].opname.startswith("STORE_") else None
-    return end if (stored[0] if isinstance(stored, tuple) else stored) == variable else None
-
-
-def _is_subscript(step: dis.Instruction) -> bool:
-    return step.opname == "BINARY_SUBSCR" or (step.opname == "BINARY_OP" and step.argrepr == "[]")
+    stored = rest[last + 1] if last + 1 < len(rest) else None
+    return end if stored is not None and stored.kind.startswith("set ") and stored.value == variable else None

@@ -2,33 +2,24 @@
 
 from __future__ import annotations
 
-import dis
 import functools
 import inspect
 import operator
-import sys
 import types
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 
+from gnnaccel.bytecode import VARIABLES, arguments, parts_of, steps_of, unread
+
 _OPERATORS = {name for name in vars(operator) if name.startswith("i") and f"__{name}__" in vars(operator)}
 _OPERATORS |= {"setitem", "delitem"}
 _KEYWORDS = {"inplace", "out"}
 _STORED = {"data", "grad", "requires_grad"}  # attributes of a tensor that may be set
-_GLOBALS = {"LOAD_NAME", "LOAD_GLOBAL", "STORE_GLOBAL", "IMPORT_NAME", "IMPORT_FROM"}
-_OF_OBJECTS = {"LOAD_ATTR", "LOAD_METHOD"}
-_LOADS = {"LOAD_NAME", "LOAD_GLOBAL", "LOAD_DEREF", "LOAD_CLASSDEREF", *_OF_OBJECTS}
-# What calls, and how much lies on the stack above its arguments.
-_CALLS = {
-    ("PRECALL" if "PRECALL" in dis.opmap else "CALL"): 0,
-    "CALL_FUNCTION": 0,
-    "CALL_METHOD": 0,
-    "CALL_KW": 1,
-    "CALL_FUNCTION_KW": 1,
-}
+_GLOBALS = {"name", "global", "set global", "import", "import from"}
+_LOADS = {"name", "global", "free", "attribute"}
 
 
 class Attribute(str):
@@ -44,31 +35,30 @@ def is_name(name: str) -> bool:
     return name.endswith("_") or name in _OPERATORS
 
 
-@functools.lru_cache(maxsize=4096)  # what code says of itself does not change, and a lambda's is asked at every call
+@functools.lru_cache(maxsize=4096)
 def names_of(code: types.CodeType) -> tuple[frozenset[str], frozenset[str]]:
     """The names of globals and builtins that this code and the functions in it read, and those of attributes."""
     read, attributes = set(), set()
-    for part in _parts(code):
-        mine = {i.argval for i in dis.get_instructions(part) if i.opname in _GLOBALS}
+    for part in parts_of(code):
+        mine = {step.value for step in steps_of(part) if step.kind in _GLOBALS}
         read |= mine
         attributes |= set(part.co_names) - mine
-        attributes |= {i.argval for i in dis.get_instructions(part) if i.opname in ("LOAD_ATTR", "LOAD_METHOD")}
+        attributes |= {step.value for step in steps_of(part) if step.kind == "attribute"}
     return frozenset(read), frozenset(attributes)
 
 
 @functools.lru_cache(maxsize=4096)
 def of_code(code: types.CodeType) -> str | None:
     """Why this code may write in place by an operator or a keyword; None if it does not."""
-    for part in _parts(code):
-        for instruction in dis.get_instructions(part):
-            name = instruction.opname
-            if name.startswith(("INPLACE_", "STORE_SUBSCR", "STORE_SLICE", "DELETE_SUBSCR")):
+    if (reason := unread()) is not None:
+        return reason
+    for part in parts_of(code):
+        for step in steps_of(part):
+            if step.kind == "in place":
                 return "writes in place"
-            if name == "BINARY_OP" and instruction.argrepr.endswith("="):
-                return "writes in place"
-            if name == "STORE_ATTR" and instruction.argval in _STORED:
-                return f"sets {instruction.argval!r}"
-            if name == "CALL_FUNCTION_EX":
+            if step.kind == "set attribute" and step.value in _STORED:
+                return f"sets {step.value!r}"
+            if step.kind == "call with *":
                 return "calls a function with * or **"
         words = [word for const in part.co_consts if isinstance(const, tuple) for word in const]
         if not _KEYWORDS.isdisjoint(word for word in words if isinstance(word, str)):
@@ -79,7 +69,7 @@ def of_code(code: types.CodeType) -> str | None:
 @functools.lru_cache(maxsize=4096)
 def sets_attributes(code: types.CodeType) -> bool:
     """True if this code sets an attribute of anything."""
-    return any(step.opname == "STORE_ATTR" for part in _parts(code) for step in dis.get_instructions(part))
+    return any(step.kind == "set attribute" for part in parts_of(code) for step in steps_of(part))
 
 
 def most_arguments(function: Any) -> int | None:
@@ -120,16 +110,16 @@ def of_calls(codes: Iterable[types.CodeType], aliases: Iterable[tuple[str, int]]
     """
     names: dict[str, int] = {}
     attributes: dict[str, int] = {}
-    for alias, arguments in aliases:
-        (attributes if isinstance(alias, Attribute) else names)[alias] = arguments
+    for alias, most in aliases:
+        (attributes if isinstance(alias, Attribute) else names)[alias] = most
     usual = _limits() | names
     others = usual | attributes
     for code in codes:
         for name, given in _loaded(code):
             # An attribute of the layer itself is what it is, whatever its name: self.dropout may be a number.
             known = usual if not isinstance(name, Attribute) else attributes if name.of_self else others
-            most = known.get(name)
-            if most is not None and (given is None or given > most):
+            allowed = known.get(name)
+            if allowed is not None and (given is None or given > allowed):
                 return f"{code.co_name}() may tell {name}() to write in place"
     return None
 
@@ -138,42 +128,14 @@ def of_calls(codes: Iterable[types.CodeType], aliases: Iterable[tuple[str, int]]
 def _loaded(code: types.CodeType) -> tuple[tuple[str, int | None], ...]:
     """Each name that the code loads, and how many arguments it is called with."""
     found = []
-    for part in _parts(code):
-        instructions = list(dis.get_instructions(part))
-        for place, instruction in enumerate(instructions):
-            if instruction.opname in _LOADS:
-                name = instruction.argval
-                if instruction.opname in _OF_OBJECTS:
+    for part in parts_of(code):
+        steps = steps_of(part)
+        for place, step in enumerate(steps):
+            if step.kind in _LOADS:
+                name = step.value
+                if step.kind == "attribute":
                     name = Attribute(name)
-                    name.of_self = bool(place) and _loads_self(instructions[place - 1])
-                found.append((name, _arguments(instructions, place)))
+                    before = steps[place - 1]
+                    name.of_self = bool(place) and before.kind in VARIABLES and before.value == "self"
+                found.append((name, arguments(steps, place)))
     return tuple(found)
-
-
-def _loads_self(instruction: dis.Instruction) -> bool:
-    name = instruction.argval
-    return instruction.opname.startswith("LOAD_") and (name[-1] if isinstance(name, tuple) else name) == "self"
-
-
-def _parts(code: types.CodeType) -> Iterator[types.CodeType]:
-    yield code
-    for const in code.co_consts:
-        if isinstance(const, types.CodeType):
-            yield from _parts(const)
-
-
-def _arguments(instructions: list[dis.Instruction], place: int) -> int | None:
-    """How many arguments what instruction `place` loads is called with; None if it is not seen to be called."""
-    height = 0  # of the stack above what is called
-    for instruction in instructions[place + 1 :]:
-        name = instruction.opname
-        if name == "PUSH_NULL" and height == 0 and sys.version_info >= (3, 13):  # part of what is called; before, of
-            continue  # what is called next
-        if name in _CALLS and instruction.arg is not None and height == instruction.arg + _CALLS[name]:
-            return instruction.arg
-        if instruction.opcode in dis.hasjrel or instruction.opcode in dis.hasjabs:
-            return None
-        height += dis.stack_effect(instruction.opcode, instruction.arg, jump=False)
-        if height < 0:
-            return None
-    return None

@@ -143,8 +143,6 @@ def enable() -> None:
     if touch.MISSING:
         said = "gnnaccel: PyG %s has not, and what needs it runs without: %s"
         logging.getLogger("gnnaccel").info(said, torch_geometric.__version__, ", ".join(sorted(touch.MISSING)))
-    if (words := touch.untried()) is not None:
-        logging.getLogger("gnnaccel").warning("gnnaccel: %s", words)
 
 
 def disable() -> None:

@@ -15,8 +15,6 @@ from torch_geometric.nn.conv import MessagePassing
 
 MISSING: set[str] = set()
 """Names that this version of PyG has not."""
-OLDEST, NEWEST = (2, 5), (2, 8)
-"""Versions that gnnaccel is run with."""
 
 
 class _Absent(type):
@@ -97,13 +95,3 @@ def edge_update(plain: Any) -> Any:
 def original_propagate(plain: Any) -> Any:
     """propagate() of a layer class as it was before PyG generated one."""
     return getattr(plain, "_orig_propagate", plain.propagate)
-
-
-def untried() -> str | None:
-    """Words for a version of PyG that gnnaccel was never run with; None for one that it was."""
-    version = torch_geometric.__version__
-    numbers = tuple(int(part) for part in version.split(".")[:2] if part.isdigit())
-    if OLDEST <= numbers <= NEWEST:
-        return None
-    first, last = (".".join(map(str, of)) for of in (OLDEST, NEWEST))
-    return f"torch_geometric {version} was never tried: gnnaccel is run with {first} to {last}"
