@@ -331,7 +331,7 @@ def test_rows_that_torch_s_grouped_product_refuses(width, place, aligned, monkey
     module = importlib.import_module("gnnaccel.ops.segment_matmul")
     monkeypatch.setattr(module, "_has_grouped", lambda device: True)
     x = torch.zeros(4, width, dtype=torch.bfloat16)[place, :16].contiguous()
-    ptr = torch.tensor([0, *[len(x)] * module._GROUPED])
+    ptr = torch.tensor([0, *[len(x)] * bounds.GROUPED_SEGMENTS])
     assert module._takes_grouped(x.as_subclass(There), ptr, 16, 24) == (aligned or width == 32)
 
 
