@@ -26,8 +26,7 @@ from gnnaccel.capture.pair import Pair
 from gnnaccel.capture.reach import Reach, TooMuch
 from gnnaccel.capture.variant import grads_of, same_grad
 from gnnaccel.capture.watch import Watch, speaking
-from gnnaccel.lower import bounds
-from gnnaccel.schedule import work
+from gnnaccel.lower import bounds, choose
 
 log = logging.getLogger("gnnaccel")
 
@@ -223,7 +222,7 @@ class Captures:
             if reason is not None:
                 return self._left(module, self._leave(warm.key, reason), args, kwargs)
         # Before the watched one, as lists of work are made on the device, which the host waits for.
-        with work.lasting() if warm.calls == bounds.CAPTURE_WARMUP - 1 else contextlib.nullcontext():
+        with choose.lasting() if warm.calls == bounds.CAPTURE_WARMUP - 1 else contextlib.nullcontext():
             out = module._call_impl(*args, **kwargs)
         self._mind_second_derivatives(out)
         return out

@@ -32,8 +32,7 @@ from gnnaccel.capture.leaves import (
 )
 from gnnaccel.capture.reach import Reach
 from gnnaccel.capture.variant import grads_of, same_grad
-from gnnaccel.lower import bounds
-from gnnaccel.schedule import work
+from gnnaccel.lower import bounds, choose
 
 _AGAIN = (
     "{}: was captured as CUDA graphs, and gradients through it cannot be differentiated again (create_graph=True): "
@@ -245,7 +244,7 @@ class Pair:
         number = self._rehearsals.get(mask, 0) + 1
         if mask not in self._backwards and len(self._backwards) < bounds.CAPTURE_BACKWARDS:
             self._rehearsals[mask] = number
-        early = work.lasting() if number < bounds.CAPTURE_REHEARSALS else contextlib.nullcontext()
+        early = choose.lasting() if number < bounds.CAPTURE_REHEARSALS else contextlib.nullcontext()
         watch: contextlib.AbstractContextManager[list[str]] = contextlib.nullcontext([])
         if number == bounds.CAPTURE_REHEARSALS:
             watch = Recording.watching()

@@ -23,8 +23,7 @@ from gnnaccel.capture.obstacles import parallel
 from gnnaccel.capture.reach import Reach, TooMuch
 from gnnaccel.capture.variant import Variant, grads_of, rated_groups, same_grad, stand_in
 from gnnaccel.capture.watch import Masks, modules_set
-from gnnaccel.lower import bounds
-from gnnaccel.schedule import work
+from gnnaccel.lower import bounds, choose
 
 log = logging.getLogger("gnnaccel")
 
@@ -206,7 +205,7 @@ class _Step:
             if self._refused is not None:
                 return self._left(self._refused, args, kwargs)
         # In the last of them what is captured runs first: lists of work are made, kernels compiled, and the host waits.
-        early = work.lasting() if warm.calls == self._warmup - 1 else contextlib.nullcontext()
+        early = choose.lasting() if warm.calls == self._warmup - 1 else contextlib.nullcontext()
         with Recording.warming(), early:
             return self._step(*args, **kwargs)
 

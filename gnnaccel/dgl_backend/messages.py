@@ -21,7 +21,7 @@ from dgl.function.message import BinaryMessageFunction, CopyMessageFunction
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
-from gnnaccel import report, schedule, touch
+from gnnaccel import report, touch
 from gnnaccel.dgl_backend import mailbox, ops
 from gnnaccel.dgl_backend.edges import Edges, LiftedColumn, Lifting, fetched
 from gnnaccel.dgl_backend.short import autocasting
@@ -29,11 +29,11 @@ from gnnaccel.dgl_backend.structure import ends, structure
 from gnnaccel.dgl_backend.trust import distrust
 from gnnaccel.graph import modes
 from gnnaccel.graph.csr import Graph
-from gnnaccel.lazy import blocks, programs
+from gnnaccel.lazy import programs
 from gnnaccel.lazy.expression import Apply
 from gnnaccel.lazy.reduce import Unsupported, reduced, unserved
 from gnnaccel.lazy.tensor import Lazy, Trip
-from gnnaccel.lower import bounds
+from gnnaccel.lower import bounds, choose
 
 MESSAGE, REDUCE = "dgl.message function", "dgl.reduce function"
 _FEW = "few messages, which DGL's own way stores and reduces the quicker"
@@ -68,13 +68,10 @@ def _obstacle(g) -> str | None:
 
 def _are_few(g) -> bool:
     """True if messages as wide as the widest feature are so few that DGL's own way is the quicker."""
-    if g.device.type == "cuda" and torch.are_deterministic_algorithms_enabled():  # torch's gathers have no such sums
-        return False
-    if schedule.is_lasting():  # to be captured: the host's time is no reason
-        return False
     frames = (g._edge_frames[0], *(g._node_frames[t] for t in set(ends(g._graph))))
     widths = [math.prod(column.shape) for frame in frames for column in frame._columns.values()]
-    return blocks.are_few(g.device.type, g.num_edges(), g.num_dst_nodes(), max(widths, default=1))
+    width = max(widths, default=1)
+    return choose.are_few(device=g.device.type, edges=g.num_edges(), nodes=g.num_dst_nodes(), width=width)
 
 
 def stored(value):

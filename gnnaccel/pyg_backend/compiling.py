@@ -20,7 +20,7 @@ from torch_geometric.nn.conv import MessagePassing
 
 from gnnaccel import _operators, report, touch
 from gnnaccel.lazy.reduce import FEATURE_DTYPES
-from gnnaccel.lower import bounds
+from gnnaccel.lower import bounds, choose
 from gnnaccel.ops import _packed
 from gnnaccel.ops._arrays import Structure
 from gnnaccel.ops._described import Described
@@ -219,9 +219,9 @@ def _are_few(edges: Tensor, x: Any) -> bool:
     if not _found_replayed(edges.device.type) or edges.dtype is not torch.int64:
         return False
     x = x[0] if type(x) is tuple else x
-    if type(x) not in FEATURES or x.dim() != 2 or torch.are_deterministic_algorithms_enabled():
+    if type(x) not in FEATURES or x.dim() != 2:
         return False
-    return edges.shape[1] * x.shape[-1] <= bounds.FEW_COMPILED
+    return choose.are_few(device=edges.device.type, edges=edges.shape[1], width=x.shape[-1], compiled=True)
 
 
 def propagate(conv: Any, plain: Any, kind: str, edge_index: Any, kwargs: dict) -> Tensor | None:

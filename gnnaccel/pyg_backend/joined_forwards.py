@@ -16,8 +16,7 @@ from torch import Tensor
 
 from gnnaccel import report
 from gnnaccel.graph.csr import Graph
-from gnnaccel.lazy import blocks
-from gnnaccel.lower import bounds
+from gnnaccel.lower import bounds, choose
 from gnnaccel.modules import is_watched
 from gnnaccel.ops import messages
 from gnnaccel.ops.joined_maps import joined_maps
@@ -73,7 +72,7 @@ def _graph(guard: short.Guard, conv: Any, x: Any, edge_index: Any, on_cpu: bool 
         return None
     if x.dtype == torch.float16 or x.device != edge_index.device or torch.is_autocast_enabled(x.device.type):
         return None
-    if x.is_cpu and blocks.are_few("cpu", edge_index.shape[1], x.shape[0], conv.out_channels):
+    if x.is_cpu and choose.are_few(device="cpu", edges=edge_index.shape[1], nodes=x.shape[0], width=conv.out_channels):
         return None
     graph = short.graph_of(edge_index, x.shape[0], x.shape[0], conv.flow)
     return graph if graph is not None and messages.is_fused(graph) else None

@@ -16,11 +16,10 @@ from torch.utils._pytree import tree_map_only
 from torch_geometric import EdgeIndex, is_compiling
 from torch_geometric.nn.conv import MessagePassing
 
-from gnnaccel import report, schedule, touch
+from gnnaccel import report, touch
 from gnnaccel.graph import modes
-from gnnaccel.lazy import blocks
 from gnnaccel.lazy.tensor import Lazy
-from gnnaccel.lower import bounds
+from gnnaccel.lower import bounds, choose
 from gnnaccel.pyg_backend import compiling, rules
 from gnnaccel.pyg_backend.attention import Deferred
 from gnnaccel.pyg_backend.bases import factors, weighs_messages
@@ -159,18 +158,18 @@ def are_few(conv: Any, plain: Any, edge_index, kwargs: dict, others: dict | None
         kind, edges = edge_index.device.type, edge_index.shape[1]
     else:
         return False
-    if kind not in counts or (kind == "cuda" and torch.are_deterministic_algorithms_enabled()) or schedule.is_lasting():
+    if kind not in counts:
         return False
     given = _tensors(kwargs.values())
     if typed is not None:
-        return blocks.are_few(kind, edges, 0, widest(given) * counts[kind] * times)
+        return choose.are_few(device=kind, edges=edges, width=widest(given) * counts[kind] * times)
     nodes, width, axis = 0, 1, conv.node_dim
     for x in given:
         if x.is_floating_point() and -x.dim() <= axis < x.dim():
             rows = x.shape[axis]
             width = max(width, x.numel() // max(rows, 1))
             nodes = nodes if rows == edges else max(nodes, rows)
-    return blocks.are_few(kind, edges, nodes, width * counts[kind] * times)
+    return choose.are_few(device=kind, edges=edges, nodes=nodes, width=width * counts[kind] * times)
 
 
 def make_entry(plain: Any, name: str) -> Callable:
