@@ -6,6 +6,7 @@ dicts. `rows()` lists them; docs/bounds.md is written from it.
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 T = TypeVar("T")
@@ -36,25 +37,13 @@ def bound(value: T, unit: str, device: str, table: str, decides: str) -> T:
 
 
 def rows() -> list[Row]:
-    """All numbers of this file, in its order, by the sections that its comments begin."""
-    import ast
-    from pathlib import Path
-
-    text = Path(__file__).read_text("utf-8")
-    sections = [(n, line[7:]) for n, line in enumerate(text.splitlines(), 1) if line.startswith("# ---- ")]
+    """All numbers of this file as it is written, by the sections that its comments begin."""
     found = []
-    for node in ast.parse(text).body:
-        if (
-            isinstance(node, ast.Assign)
-            and isinstance(node.value, ast.Call)
-            and ast.unparse(node.value.func) == "bound"
-        ):
-            name = ast.unparse(node.targets[0])
-            said = [
-                globals()[arg.id] if isinstance(arg, ast.Name) else ast.literal_eval(arg) for arg in node.value.args[1:]
-            ]
-            section = max((n, title) for n, title in sections if n < node.lineno)[1]
-            found.append(Row(section, name, globals()[name], *said))
+    for text in Path(__file__).read_text("utf-8").split("\n# ---- ")[1:]:
+        section, _, code = text.partition("\n")
+        given: dict[str, tuple] = {}
+        exec(code, {**globals(), "bound": lambda *row: row}, given)
+        found += [Row(section, name, *row) for name, row in given.items()]
     return found
 
 

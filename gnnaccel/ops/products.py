@@ -39,9 +39,8 @@ def serves(x: Tensor, *others: Tensor | None) -> bool:
 
 @functools.lru_cache(maxsize=64)
 def _is_new_enough(device: torch.device) -> bool:
-    return (
-        device.type == "cpu" or torch.cuda.get_device_capability(device) >= bounds.PRODUCT_CAPABILITY
-    )  # "cpu": emulated
+    is_emulated = device.type == "cpu"
+    return is_emulated or torch.cuda.get_device_capability(device) >= bounds.PRODUCT_CAPABILITY
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:

@@ -36,7 +36,7 @@ def segment_softmax(x: Tensor, segments: Segments, t: Tensor | float, constant: 
     x : Tensor [segments.rows, D]
         float32, float64, bfloat16; float16 on CUDA.
     segments : Segments
-        On CUDA none of more than MAX_CUDA_ROWS rows.
+        On CUDA none of more than `bounds.SOFTMAX_ROWS` rows.
     t : float, or Tensor [1] or [D] of the dtype of x
     constant : bool
         Whether weights count as constants for gradients.

@@ -45,9 +45,10 @@ def assign(graph: Graph, parts: int, method: str, *, by_nodes: bool = False) -> 
 
     Notes
     -----
-    A node counts as many edges as it receives, which is what its sums read. Edges are balanced within EDGE_SLACK and
-    nodes within NODE_SLACK of the mean, unless a single node has more; a "range" by edges and nodes together alone.
-    `by_nodes`: nodes within EDGE_SLACK, or one node; hundreds of parts may miss it.
+    A node counts as many edges as it receives, which is what its sums read. Edges are balanced within
+    PARTS_EDGE_SLACK and nodes within PARTS_NODE_SLACK of the mean (gnnaccel/lower/bounds.py), unless a single node has
+    more; a "range" by edges and nodes together alone. `by_nodes`: nodes within PARTS_EDGE_SLACK, or one node; hundreds
+    of parts may miss it.
     """
     if method not in METHODS:
         raise ValueError(f"partition: method: expected one of {', '.join(METHODS)}, got {method!r}")
