@@ -17,11 +17,4 @@ def is_as_made(module: torch.nn.Module, forwards: Mapping[type, Callable]) -> bo
 
 def is_watched(module: torch.nn.Module) -> bool:
     """True if somebody sees or changes the calls of `module`: then it must be called, and nothing in its place."""
-    return bool(
-        module._forward_hooks
-        or module._forward_pre_hooks
-        or module._backward_hooks
-        or module._backward_pre_hooks
-        or "forward" in vars(module)
-        or touch.has_global_hooks()
-    )
+    return touch.is_hooked(module) or bool(touch.has_global_hooks())

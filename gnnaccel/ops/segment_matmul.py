@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from gnnaccel import _library as lib
-from gnnaccel import _operators, _precision
+from gnnaccel import _operators, _precision, touch
 from gnnaccel.graph import build
 from gnnaccel.graph.cache import derived
 from gnnaccel.graph.csr import Graph
@@ -154,7 +154,7 @@ _ALIGNED = 8  # numbers of two bytes in the 16 to which it wants rows aligned
 
 @functools.cache
 def _has_grouped(device: int) -> bool:
-    return hasattr(torch, "_grouped_mm") and torch.cuda.get_device_capability(device)[0] in _GROUPED_CAPABILITIES
+    return touch.grouped_mm is not None and torch.cuda.get_device_capability(device)[0] in _GROUPED_CAPABILITIES
 
 
 def _takes_grouped(x: Tensor, ptr: Tensor, inner: int, outer: int, *others: Tensor) -> bool:
@@ -196,7 +196,7 @@ def _grouped(x: Tensor, ptr: Tensor, weight: Tensor) -> Tensor | None:
     if not weight.is_contiguous() and not weight.transpose(-1, -2).is_contiguous():
         weight = weight.contiguous()
     ends = _ends(x, ptr) if weight.data_ptr() % 16 == 0 else None
-    return None if ends is None else torch._grouped_mm(x, weight, offs=ends)
+    return None if ends is None else touch.grouped_mm(x, weight, offs=ends)
 
 
 # Picoseconds that a pair of rows takes for each of inner * outer numbers: by torch's grouped product, which does not
@@ -222,7 +222,7 @@ def _weights_grouped(x: Tensor, ptr: Tensor, grad: Tensor) -> Tensor | None:
     ends = _ends(x, ptr)
     if ends is None:
         return None
-    out = torch._grouped_mm(x.t(), grad, offs=ends)
+    out = touch.grouped_mm(x.t(), grad, offs=ends)
     if not ptr.is_cuda and bool((ptr.diff() > 0).all()):
         return out
     empty = torch.diff(ends, prepend=ends.new_zeros(1)) == 0  # of which it may write nothing

@@ -33,11 +33,7 @@ from gnnaccel.pyg_backend.rules import REDUCES, WEIGHTS
 from gnnaccel.pyg_backend.touch import collects_otherwise
 from gnnaccel.pyg_backend.touch import nn as pyg_nn
 
-comptime: Any
-try:
-    from torch._dynamo.comptime import comptime
-except ImportError:  # another torch
-    comptime = None
+comptime = touch.comptime()
 FEATURES = (Tensor, torch.nn.Parameter)
 FEW_NUMBERS = 1 << 22  # edges times features, of `_are_few`
 _METHODS = ("message", "aggregate", "update", "message_and_aggregate", "edge_updater", "edge_update")
@@ -81,10 +77,7 @@ def _look(context: Any) -> None:
 def _replays(context: Any) -> bool:
     """True if the backend makes CUDA graphs of the programs that it is given: modes "reduce-overhead", "max-autotune"
     of Inductor, or its setting."""
-    backend = context._i_will_not_complain_if_bc_breaks_InstructionTranslator().output.compiler_fn
-    while (inner := getattr(backend, "_torchdynamo_orig_backend", None)) is not None:
-        backend = inner
-    settings = getattr(backend, "get_compiler_config", None)
+    settings = getattr(touch.backend_of(context), "get_compiler_config", None)
     return settings is not None and bool(settings()["triton.cudagraphs"])
 
 

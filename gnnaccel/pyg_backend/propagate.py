@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_map_only
 from torch_geometric import EdgeIndex, is_compiling
 from torch_geometric.nn.conv import MessagePassing
 
@@ -272,7 +271,7 @@ def _in_call(conv, plain: Any, name: str, edge_index, size, kwargs: dict, kind: 
     with call:
         out = function(conv, edge_index, **kwargs)
     if type(out) is not Tensor:
-        out = tree_map_only(Lazy, lambda x: x.rows("a result with one row per edge"), out)
+        out = touch.pytree.tree_map_only(Lazy, lambda x: x.rows("a result with one row per edge"), out)
     call.settle()
     if not (call.used or (updating and call.lifted)):
         reason = reason or call.refused or doubt or call.gathered

@@ -21,7 +21,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as torch_module
-from torch.utils._pytree import tree_map_only
 
 from gnnaccel import report, settings, touch
 from gnnaccel.graph import hops
@@ -188,7 +187,9 @@ def of_layers(plain: Any, general: Callable | None) -> Callable | None:
                 return self._modules[kind.behind](rows) if kind.behind else rows
         reason = f"{plain.__name__} {step}"
         trip.settled = trip.settled or reason
-        given = tree_map_only(FirstRows, lambda value: value.ordinary(reason), (x, edge_index, args, kwargs))
+        given = touch.pytree.tree_map_only(
+            FirstRows, lambda value: value.ordinary(reason), (x, edge_index, args, kwargs)
+        )
         return general(self, *given[:2], *given[2], **given[3])
 
     return forward
