@@ -344,6 +344,8 @@ base_of: Callable[[Tensor], Tensor | None] = _read(
 """The tensor that this one is a view of, if any."""
 nnz: Callable[[Tensor], int] = _find("Tensor._nnz", lambda matrix: _values(matrix).shape[0], "it counts the values")
 """How many entries a sparse matrix has."""
+raw_values: Callable[[Tensor], Tensor] = _find("Tensor._values", Tensor.values, "it takes values() with a derivative")
+"""Their values, without a derivative."""
 
 
 def _values(matrix: Tensor) -> Tensor:

@@ -21,6 +21,7 @@ from gnnaccel.pyg_backend.attention_forwards import dot_layer, gat_layer, gatv2_
 from gnnaccel.pyg_backend.rules import REDUCES
 from gnnaccel.pyg_backend.touch import nn as pyg_nn
 from gnnaccel.pyg_backend.update_order import ALLOWED
+from gnnaccel.touch import own_buffers, own_parameters, submodules
 
 
 class Layer(NamedTuple):
@@ -130,7 +131,7 @@ def layer_of(
     if not alike or conv.flow != "source_to_target" or state.get("_compiled_call_impl"):
         return None
     names: tuple[str, str | None]
-    modules, kind = conv._modules, REDUCES.get(type(conv._modules.get("aggr_module")))
+    modules, kind = submodules(conv), REDUCES.get(type(submodules(conv).get("aggr_module")))
     key: tuple = ("graph", x.shape[0], own.shape[0], conv.flow)
     if known is pyg_nn.GCNConv:
         usual = square and conv.normalize and not conv.cached and not conv.improved and kind == "sum"
@@ -149,9 +150,9 @@ def layer_of(
         return None
     weight, bias, own_weight = maps
     if known is pyg_nn.GCNConv:
-        if bias is not None or "bias" not in conv._parameters:
+        if bias is not None or "bias" not in own_parameters(conv):
             return None
-        bias = conv._parameters["bias"]
+        bias = own_parameters(conv)["bias"]
         if bias is not None and bias.dtype != x.dtype:
             return None
     if new == "listed":
@@ -166,7 +167,7 @@ def layer_of(
 
 def _attending(conv: Any, known: Any, guard: short.Guard, x: Tensor, own: Tensor, edge_index: Any) -> Attending | None:
     """What a layer of attention does, if it does no more, on edges that it has had before."""
-    if short.hooked(conv) or conv._modules.get("res") is not None or conv.__dict__.get("_compiled_call_impl"):
+    if short.hooked(conv) or submodules(conv).get("res") is not None or conv.__dict__.get("_compiled_call_impl"):
         return None
     if type(edge_index) is not Tensor or edge_index.device != x.device or own.dtype != x.dtype:
         return None
@@ -190,10 +191,10 @@ def _attending(conv: Any, known: Any, guard: short.Guard, x: Tensor, own: Tensor
 
 def _summing(conv: Any, x: Tensor, own: Tensor, edge_index: Tensor, new: str | None) -> Summing | None:
     """What a GINConv does before its `nn`, on edges that it has had before, or that are `new`."""
-    eps = conv._buffers.get("eps", conv._parameters.get("eps"))
-    if not (new or _is_served(pyg_nn.GINConv, x)) or REDUCES.get(type(conv._modules["aggr_module"])) != "sum":
+    eps = own_buffers(conv).get("eps", own_parameters(conv).get("eps"))
+    if not (new or _is_served(pyg_nn.GINConv, x)) or REDUCES.get(type(submodules(conv)["aggr_module"])) != "sum":
         return None
-    if type(eps) not in short.FEATURES or eps.numel() != 1 or eps.requires_grad or "nn" not in conv._modules:
+    if type(eps) not in short.FEATURES or eps.numel() != 1 or eps.requires_grad or "nn" not in submodules(conv):
         return None
     alike = x.dtype == own.dtype == eps.dtype and x.device == own.device == edge_index.device == eps.device
     if not alike or x.shape[1] != own.shape[1] or not x.shape[1] or conv.flow != "source_to_target":

@@ -24,7 +24,16 @@ from gnnaccel.pyg_backend.attention import Deferred
 from gnnaccel.pyg_backend.bases import factors, weighs_messages
 from gnnaccel.pyg_backend.call import Call, alone, current, note_outcome
 from gnnaccel.pyg_backend.graph import Edges, Unsupported, nonzeros_of
-from gnnaccel.pyg_backend.touch import nn, original_propagate
+from gnnaccel.pyg_backend.touch import (
+    DECOMPOSED,
+    EXPLAINED,
+    HOOKS,
+    UNSEEN,
+    edge_user_args,
+    nn,
+    original_propagate,
+    user_args,
+)
 from gnnaccel.pyg_backend.trust import distrust
 
 _FUSED = "own message_and_aggregate()"
@@ -56,11 +65,6 @@ _TYPED: dict[Callable, Callable] = {
     nn.HGTConv.message: lambda conv: {"cpu": 16},
 }
 _METHODS = frozenset(("message", "aggregate", "update", "message_and_aggregate", "edge_updater", "edge_update"))
-_HOOKS = tuple(
-    f"_{part}_forward_{when}hooks"
-    for part in ("propagate", "message", "aggregate", "message_and_aggregate", "edge_update")
-    for when in ("pre_", "")
-)
 
 
 def _matrix_for_each_edge(numbers: int) -> dict:
@@ -75,11 +79,11 @@ def kind_of(plain: Any) -> str:
 def obstacle(conv) -> str | None:
     """Why PyG must run this call itself, whatever its arguments; None if nothing stands against it."""
     state = vars(conv)
-    if state.get("_explain"):
+    if state.get(EXPLAINED):
         return "explain is on"
-    if state.get("_decomposed_layers", 1) > 1:
+    if state.get(DECOMPOSED, 1) > 1:
         return "decomposed_layers > 1"
-    if any(map(state.get, _HOOKS)):
+    if any(map(state.get, HOOKS)):
         return _HOOKED
     if not state.keys().isdisjoint(_METHODS):
         return f"{min(_METHODS.intersection(state))}() was replaced on the instance"
@@ -89,7 +93,7 @@ def obstacle(conv) -> str | None:
         return "a trace by make_fx"
     if touch.transforming() or touch.in_forward_mode():
         return "a torch.func transform or forward-mode differentiation"
-    return None
+    return UNSEEN
 
 
 @torch.compiler.assume_constant_result
@@ -261,7 +265,7 @@ def _in_call(conv, plain: Any, name: str, edge_index, size, kwargs: dict, kind: 
     call = None
     try:
         edges = _edges(conv, plain, name, edge_index, size)
-        _note_sizes(edges, conv._edge_user_args if updating else conv._user_args, kwargs)
+        _note_sizes(edges, edge_user_args(conv) if updating else user_args(conv), kwargs)
         doubt = _FUSED if _is_fused(conv, edges) and not updating else distrust(conv)
         call = Call(edges, lazily=doubt is None)
     except Unsupported as error:

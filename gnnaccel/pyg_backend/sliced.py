@@ -35,6 +35,7 @@ from gnnaccel.pyg_backend.graph import hops_of
 from gnnaccel.pyg_backend.rules import REDUCES
 from gnnaccel.pyg_backend.touch import nn as pyg_nn
 from gnnaccel.pyg_backend.update_order import ALLOWED
+from gnnaccel.touch import own_buffers, own_parameters, submodules
 
 _KIND = "pyg.first rows"
 _MODELS = (pyg_nn.GraphSAGE, pyg_nn.GCN, pyg_nn.GIN, pyg_nn.GAT)
@@ -89,7 +90,7 @@ class _Kind(NamedTuple):
         if ALLOWED in conv.__dict__ or conv.flow != "source_to_target" or not self.serves(conv, x):
             return None
         width = None if self.maps else x.shape[1]
-        for lin in map(conv._modules.get, self.maps):
+        for lin in map(submodules(conv).get, self.maps):
             if lin is not None:
                 found = short.parameters_of(lin)
                 if found is None or found[0].shape[1] != x.shape[1]:
@@ -131,8 +132,8 @@ class _Layer(Step):
         width: int,
     ) -> None:
         inputs = (x,) if isinstance(x, Step) else ()
-        parts = conv._modules.values() if not kind.behind else ()
-        held = [conv._parameters, conv._buffers, *(part._parameters for part in parts if part is not None)]
+        parts = submodules(conv).values() if not kind.behind else ()
+        held = [own_parameters(conv), own_buffers(conv), *(own_parameters(part) for part in parts if part is not None)]
         parameters = [value for values in held for value in values.values() if value is not None]
         grad = x.requires_grad or any(parameter.requires_grad for parameter in parameters)
         super().__init__(inputs, (x.shape[0], width), x, grad)
@@ -184,7 +185,7 @@ def of_layers(plain: Any, general: Callable | None) -> Callable | None:
             step = _step(kind, guard, general, self, trip, x, edge_index)
             if isinstance(step, Step):
                 rows = trip.take(step)
-                return self._modules[kind.behind](rows) if kind.behind else rows
+                return submodules(self)[kind.behind](rows) if kind.behind else rows
         reason = f"{plain.__name__} {step}"
         trip.settled = trip.settled or reason
         given = touch.pytree.tree_map_only(
@@ -206,7 +207,7 @@ def _step(kind: _Kind, guard: short.Guard, general: Callable, conv: Any, trip: T
     if x.device != edges.device or not guard.allows(conv, edges) or not _is_usual(x):
         return "that was changed, or where somebody watches"
     sampled = hops_of(edges)
-    if sampled is None or edges._base is not None or len(sampled.nodes) < 2 or sampled.nodes[-1] > x.shape[0]:
+    if sampled is None or touch.base_of(edges) is not None or len(sampled.nodes) < 2 or sampled.nodes[-1] > x.shape[0]:
         return "on other edges than a batch's"
     width = kind.width(conv, x)
     if width is None:
@@ -281,7 +282,7 @@ def distrust(model: nn.Module) -> str | None:
                 return reason
             if kind in _MODELS or not _is_frameworks(kind):
                 own.append((kind, part))
-        for child in part._modules.values():
+        for child in submodules(part).values():
             if child is not None and id(child) not in parts:
                 parts.add(id(child))
                 waiting.append(child)
