@@ -12,7 +12,7 @@ from gnnaccel import touch
 def is_as_made(module: torch.nn.Module, forwards: Mapping[type, Callable]) -> bool:
     """True for a module of one of these classes, not compiled, whose `forward` is still the one beside it."""
     forward = forwards.get(type(module))
-    return forward is not None and type(module).forward is forward and not vars(module).get("_compiled_call_impl")
+    return forward is not None and type(module).forward is forward and not vars(module).get(touch.COMPILED_CALL)
 
 
 def is_watched(module: torch.nn.Module) -> bool:

@@ -211,7 +211,7 @@ def in_dispatch_mode(kind: str | None = None) -> bool:
 # ---- modules
 
 _MODULE = torch.nn.Module()
-submodules: Callable[[Any], dict[str, Any]] = _read(
+submodules: Callable[[Any], Any] = _read(
     _MODULE,
     "nn.Module()._modules",
     lambda module: module._modules,
@@ -219,7 +219,7 @@ submodules: Callable[[Any], dict[str, Any]] = _read(
     "it asks named_children()",
 )
 """The submodules of a module by name; not to be written to."""
-own_parameters: Callable[[Any], dict[str, Any]] = _read(
+own_parameters: Callable[[Any], Any] = _read(
     _MODULE,
     "nn.Module()._parameters",
     lambda module: module._parameters,
@@ -235,7 +235,7 @@ set_parameter: Callable[[Any, str, Tensor], None] = _read(
     "it sets attributes",
 )
 """Put another parameter in the place of one of a module's own."""
-own_buffers: Callable[[Any], dict[str, Any]] = _read(
+own_buffers: Callable[[Any], Any] = _read(
     _MODULE,
     "nn.Module()._buffers",
     lambda module: module._buffers,
@@ -291,9 +291,14 @@ PICKS, CALLS = (
 None where torch has it not."""
 
 
+COMPILED_CALL = "_compiled_call_impl"
+"""Attribute of a module that torch calls in its place: what torch.compile made of it, or we."""
+_HAS_SLOT = _find(f"nn.Module.{COMPILED_CALL}", False, "models are not captured in CUDA graphs") is not False
+
+
 def without_calls() -> str | None:
     """Why no module can be captured; None if nothing stands against it."""
-    return f"torch {torch.__version__} calls modules otherwise" if None in (PICKS, CALLS) else None
+    return f"torch {torch.__version__} calls modules otherwise" if None in (PICKS, CALLS) or not _HAS_SLOT else None
 
 
 def call_plainly(module: torch.nn.Module, args: tuple, kwargs: dict) -> Any:
@@ -472,11 +477,11 @@ end_allocation: Callable[[int, Any], None] = _of_cuda(
     "_C._cuda_endAllocateToPool", lambda device, pool: None, "a failed capture keeps its memory"
 )
 
+_PROCESS = os.getpid()
 is_bad_fork: Callable[[], bool] = _find(
     "cuda._is_in_bad_fork", lambda: os.getpid() != _PROCESS, "it compares numbers of processes"
 )
 """True in a process that may not use CUDA, as its parent did."""
-_PROCESS = os.getpid()
 spin: Callable[[int], None] = _find("cuda._sleep", lambda cycles: None, "measured times have the host's in them")
 """Keep the device busy for so many cycles."""
 

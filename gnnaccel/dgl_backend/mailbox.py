@@ -206,7 +206,7 @@ def _spelled(*names: str, holders=(torch, Tensor)) -> dict[Any, str]:
 
 _REDUCTIONS = _spelled("sum", "mean", "max", "min", "amax", "amin")
 _SOFTMAX = _spelled("softmax", holders=(torch, Tensor, F))
-_SHAPE, _NDIM = Tensor.shape.__get__, Tensor.ndim.__get__
+_SHAPE, _NDIM = Tensor.shape.__get__, Tensor.ndim.__get__  # type: ignore[attr-defined]
 _SHAPES = {Tensor.size, _SHAPE, torch.numel, Tensor.numel, Tensor.nelement, Tensor.__len__}
 _DIMS = {Tensor.dim, Tensor.ndimension, _NDIM}
 # Functions of each message, which take a dimension of its features.

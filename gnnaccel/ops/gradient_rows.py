@@ -37,10 +37,11 @@ _ELEMENTWISE = frozenset(
 _nodes: dict[type, Callable[[Any, int], int]] = {}
 
 
-def register(kind: type, reach: Callable[[Any, int], int]) -> None:
+def register(kind: type | None, reach: Callable[[Any, int], int]) -> None:
     """Tell nodes of this class, in their attribute `rows`; reach(node, rows): how many rows of its first input these
     have a gradient for. Their attribute `hooks` is what `recorded` gave when they were recorded."""
-    _nodes[kind] = reach
+    if kind is not None:
+        _nodes[kind] = reach
 
 
 _ever: list[bool] = []  # not empty once a node has been recorded: before, no backward pass looks for any

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
+from gnnaccel import touch
 from gnnaccel.graph.cache import derived
 from gnnaccel.graph.csr import Graph
 from gnnaccel.graph.stack import EdgeList
@@ -128,7 +129,7 @@ def layer_of(
     if edge_weight is not None and not (known is pyg_nn.GraphConv and _are_weights(edge_weight, x, edge_index)):
         return None
     alike = x.dtype == own.dtype and x.device == own.device == edge_index.device
-    if not alike or conv.flow != "source_to_target" or state.get("_compiled_call_impl"):
+    if not alike or conv.flow != "source_to_target" or state.get(touch.COMPILED_CALL):
         return None
     names: tuple[str, str | None]
     modules, kind = submodules(conv), REDUCES.get(type(submodules(conv).get("aggr_module")))
@@ -167,7 +168,7 @@ def layer_of(
 
 def _attending(conv: Any, known: Any, guard: short.Guard, x: Tensor, own: Tensor, edge_index: Any) -> Attending | None:
     """What a layer of attention does, if it does no more, on edges that it has had before."""
-    if short.hooked(conv) or submodules(conv).get("res") is not None or conv.__dict__.get("_compiled_call_impl"):
+    if short.hooked(conv) or submodules(conv).get("res") is not None or conv.__dict__.get(touch.COMPILED_CALL):
         return None
     if type(edge_index) is not Tensor or edge_index.device != x.device or own.dtype != x.dtype:
         return None
@@ -201,7 +202,7 @@ def _summing(conv: Any, x: Tensor, own: Tensor, edge_index: Tensor, new: str | N
         return None
     key = ("graph", x.shape[0], own.shape[0], conv.flow)
     graph: Any = _made(edge_index, key) if new else derived.get((edge_index,), key)
-    usual = graph is not None and not conv.__dict__.get("_compiled_call_impl")
+    usual = graph is not None and not conv.__dict__.get(touch.COMPILED_CALL)
     return Summing(OwnSum(graph, x, own, eps), edge_index, "graph") if usual else None
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch_geometric.nn.conv import han_conv, hgt_conv
 
-from gnnaccel import report
+from gnnaccel import report, touch
 from gnnaccel.graph.cache import derived
 from gnnaccel.ops import han_layers
 from gnnaccel.ops.han_layers import han_attention
@@ -112,7 +112,7 @@ def _relation_map(layer: Any) -> Tensor | None:
 
 
 def _is_pygs(layer: Any, known: Any) -> bool:
-    if type(layer) is not known or short.hooked(layer) or layer.__dict__.get("_compiled_call_impl"):
+    if type(layer) is not known or short.hooked(layer) or layer.__dict__.get(touch.COMPILED_CALL):
         return False
     forward = known.forward
     return forward is _FORWARDS[known] or getattr(forward, "__wrapped__", None) is _FORWARDS[known]

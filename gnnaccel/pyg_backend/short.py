@@ -177,7 +177,7 @@ def parameters_of(lin: Any) -> tuple[Tensor, Tensor | None] | None:
     own, parameters = lin.__dict__, own_parameters(lin)
     weight = parameters.get("weight")
     # Not of one that is to find its width, and not of a replica.
-    if type(weight) is not torch.nn.Parameter or "bias" not in parameters or own.get("_compiled_call_impl"):
+    if type(weight) is not torch.nn.Parameter or "bias" not in parameters or own.get(touch.COMPILED_CALL):
         return None
     return weight, parameters["bias"]
 

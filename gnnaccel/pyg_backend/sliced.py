@@ -272,7 +272,7 @@ def distrust(model: nn.Module) -> str | None:
     waiting, parts, own = [model], {id(model)}, []
     while waiting:
         part = waiting.pop()
-        if short.hooked(part) or part.__dict__.get("_compiled_call_impl") is not None:
+        if short.hooked(part) or part.__dict__.get(touch.COMPILED_CALL) is not None:
             return f"somebody watches or replaces calls of {type(part).__name__}"
         if type(part) is pyg_nn.MLP:
             own.append((pyg_nn.MLP, part))  # which holds a function of somebody's, perhaps
