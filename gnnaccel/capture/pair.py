@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
 
 from gnnaccel import _operators, _precision, touch
 from gnnaccel.capture.device import Recording
@@ -111,7 +110,7 @@ class Pair:
 
         def forward() -> Any:
             with uncached(), warm.masks, standing_in(module, aliases), saved:
-                return module._call_impl(*args, **kwargs)
+                return touch.call_plainly(module, args, kwargs)
 
         out = self._forward.record(forward)
         changed = self.guard.changed()
@@ -138,7 +137,7 @@ class Pair:
 
     def _note_outputs(self, out: Any, handed: list, held: list) -> None:
         """What it returns: each tensor once, where what it was given stands, and the form."""
-        leaves, self._form = pytree.tree_flatten(out)
+        leaves, self._form = touch.pytree.tree_flatten(out)
         if [x for x in leaves if not isinstance(x, Tensor)] != self.warm.values:
             raise Unfit("it returns a number that is another at each call")
         passed = {id(x): i for i, x in enumerate(handed) if isinstance(x, Tensor)}
@@ -204,7 +203,7 @@ class Pair:
         if self._single:
             return outs[0]
         found = [outs[x] if kind == "tensor" else leaves[x] if kind == "argument" else x for kind, x in self._places]
-        return pytree.tree_unflatten(found, self._form)
+        return touch.pytree.tree_unflatten(found, self._form)
 
     def run(self, copy_outputs: bool) -> tuple[Tensor, ...]:
         """Replay the forward; the results, each tensor once."""
@@ -280,7 +279,7 @@ class Pair:
         if not captured.found:
             return [None] * len(captured.there)
         # Into new memory, by one kernel for all: autograd makes them .grad, or the next of them is added to those.
-        remaining = iter(torch._foreach_mul(captured.found, 1))
+        remaining = iter(touch.foreach_mul(captured.found, 1))
         return [next(remaining) if there else None for there in captured.there]
 
     def record_backward(self) -> bool:

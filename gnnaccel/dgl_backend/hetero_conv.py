@@ -29,6 +29,7 @@ from gnnaccel.ops.own_sums import OwnSum, own_sums
 from gnnaccel.ops.own_sums import is_profitable as sum_together
 from gnnaccel.ops.relation_layers import Target, relation_layers, target_of
 from gnnaccel.ops.relation_sums import Term, is_profitable, relation_sums
+from gnnaccel.touch import own_parameters, submodules
 
 KIND = "dgl.HeteroGraphConv"
 _ACROSS = "an aggregate of edge types other than sum and mean"
@@ -116,9 +117,9 @@ def _tensors(parts: list[Part]) -> list[Any]:
     found: list[Any] = []
     for part in parts:
         layer = part.call.layer
-        found += (*part.does, *part.call.pair, *layer._parameters.values())
-        for inner in layer._modules.values():  # parameters() takes ten times as long
-            found += () if inner is None else inner._parameters.values()
+        found += (*part.does, *part.call.pair, *own_parameters(layer).values())
+        for inner in submodules(layer).values():  # parameters() takes ten times as long
+            found += () if inner is None else own_parameters(inner).values()
     return found
 
 

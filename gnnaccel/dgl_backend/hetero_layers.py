@@ -8,6 +8,7 @@ import torch
 from dgl.nn.pytorch import GATConv, GINConv, GraphConv, SAGEConv
 from torch import Tensor, nn
 
+from gnnaccel import touch
 from gnnaccel.dgl_backend import ops
 from gnnaccel.graph.csr import Graph
 from gnnaccel.modules import is_watched
@@ -25,7 +26,7 @@ def found_of(layer: Any, graph: Graph, x: Any, own: Any) -> Term | GatLayer | Ow
     """What a layer does but for the bias of a Term and SAGEConv's own map, and what GINConv does with its sums; None
     where it does more, or something else."""
     finder = _FINDERS.get(type(layer))
-    if finder is None or is_watched(layer) or vars(layer).get("_compiled_call_impl"):
+    if finder is None or is_watched(layer) or vars(layer).get(touch.COMPILED_CALL):
         return None
     if not isinstance(x, Tensor) or not isinstance(own, Tensor) or x.dim() != 2 or x.dtype not in _DTYPES:
         return None

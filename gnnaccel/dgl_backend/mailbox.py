@@ -18,8 +18,8 @@ import torch.nn.functional as F
 from dgl.frame import Column, Frame
 from dgl.udf import NodeBatch
 from torch import Tensor
-from torch.utils._pytree import tree_flatten, tree_map_only
 
+from gnnaccel import touch
 from gnnaccel.dgl_backend.structure import receivers
 from gnnaccel.lazy.deferred import METADATA
 from gnnaccel.lazy.reduce import Unsupported, reduced, softmax, takes
@@ -102,15 +102,15 @@ class _Values(Tensor):
     @classmethod
     def __torch_function__(cls, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
-        flat = tree_flatten((args, kwargs))[0]
+        flat = touch.pytree.tree_flatten((args, kwargs))[0]
         box = next(x.box for x in flat if isinstance(x, (_Values, Degree)))
         if any(isinstance(x, _Values) and x.is_mail for x in flat):
             return _of_mail(box, func, args, kwargs)
         if any(isinstance(x, Degree) for x in flat):
             dims = max(x.dim() for x in flat if isinstance(x, Tensor))
             dtype = next(x.dtype for x in flat if isinstance(x, Tensor))
-            args, kwargs = tree_map_only(Degree, lambda x: x.beside(dims, dtype), (args, kwargs))
-        args, kwargs = tree_map_only(_Values, lambda x: x.held, (args, kwargs))
+            args, kwargs = touch.pytree.tree_map_only(Degree, lambda x: x.beside(dims, dtype), (args, kwargs))
+        args, kwargs = touch.pytree.tree_map_only(_Values, lambda x: x.held, (args, kwargs))
         return _of_results(box, func(*args, **kwargs))
 
     @classmethod
@@ -124,7 +124,7 @@ _Values.__name__ = _Values.__qualname__ = "Tensor"
 def _of_results(box: _Box, out):
     if isinstance(out, Tensor) and not isinstance(out, Lazy) and out.shape[:1] != (box.nodes.graph.nnz,):
         raise Refused("a reduce function of nodes together")
-    return tree_map_only(Tensor, box.of_nodes, out)
+    return touch.pytree.tree_map_only(Tensor, box.of_nodes, out)
 
 
 class _Unseen:
@@ -206,7 +206,7 @@ def _spelled(*names: str, holders=(torch, Tensor)) -> dict[Any, str]:
 
 _REDUCTIONS = _spelled("sum", "mean", "max", "min", "amax", "amin")
 _SOFTMAX = _spelled("softmax", holders=(torch, Tensor, F))
-_SHAPE, _NDIM = vars(torch._C.TensorBase)["shape"].__get__, vars(torch._C.TensorBase)["ndim"].__get__
+_SHAPE, _NDIM = Tensor.shape.__get__, Tensor.ndim.__get__  # type: ignore[attr-defined]
 _SHAPES = {Tensor.size, _SHAPE, torch.numel, Tensor.numel, Tensor.nelement, Tensor.__len__}
 _DIMS = {Tensor.dim, Tensor.ndimension, _NDIM}
 # Functions of each message, which take a dimension of its features.
@@ -215,7 +215,7 @@ _BY_FEATURES = _spelled("unsqueeze", "squeeze")
 
 def _of_mail(box: _Box, func, args: tuple, kwargs: dict):
     """func(*args, **kwargs), of which some are messages."""
-    mail = next(x for x in tree_flatten((args, kwargs))[0] if isinstance(x, _Values) and x.is_mail)
+    mail = next(x for x in touch.pytree.tree_flatten((args, kwargs))[0] if isinstance(x, _Values) and x.is_mail)
     dims = mail.held.dim() + 1
     if func in _DIMS:
         return dims

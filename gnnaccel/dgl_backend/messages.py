@@ -19,7 +19,6 @@ from dgl.base import EID, NID, is_all
 from dgl.function.base import TargetCode
 from dgl.function.message import BinaryMessageFunction, CopyMessageFunction
 from torch import Tensor
-from torch.utils._pytree import tree_map_only
 
 from gnnaccel import report, touch
 from gnnaccel.dgl_backend import mailbox, ops
@@ -76,7 +75,7 @@ def _are_few(g) -> bool:
 
 def stored(value):
     """What a user's function returned, with the rows of lazy features made, in one walk over the edges if possible."""
-    return tree_map_only(Lazy, _rows, value)
+    return touch.pytree.tree_map_only(Lazy, _rows, value)
 
 
 def _rows(x: Lazy) -> Tensor:

@@ -74,7 +74,7 @@ def _like(args: tuple, kwargs: dict) -> tuple | None:
         if kind is Tensor or kind is Parameter:
             found += (value.dtype, value.device, value.shape, value.requires_grad)
             if value.layout is not torch.strided:  # whose shape says nothing of its edges
-                found += (value.layout, value._nnz(), nonzeros_of(value) is None)
+                found += (value.layout, touch.nnz(value), nonzeros_of(value) is None)
         elif isinstance(value, tuple):
             inner = _like(value, {})
             if inner is None:
