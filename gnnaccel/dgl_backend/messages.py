@@ -7,17 +7,14 @@ by a built-in reduction, or by a user's own that does no more than that (mailbox
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
 from typing import Any, NamedTuple
 
 import dgl.function as fn
 import torch
-from dgl import core
-from dgl.backend.pytorch import sparse
-from dgl.base import EID, NID, is_all
-from dgl.function.base import TargetCode
-from dgl.function.message import BinaryMessageFunction, CopyMessageFunction
+from dgl import EID, NID
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
@@ -26,6 +23,18 @@ from gnnaccel.dgl_backend import mailbox, ops
 from gnnaccel.dgl_backend.edges import Edges, LiftedColumn, Lifting, fetched
 from gnnaccel.dgl_backend.short import autocasting
 from gnnaccel.dgl_backend.structure import ends, structure
+from gnnaccel.dgl_backend.touch import (
+    ALL,
+    BinaryMessageFunction,
+    CopyMessageFunction,
+    TargetCode,
+    columns_of,
+    core,
+    edge_frames,
+    index_of,
+    is_all,
+    node_frames,
+)
 from gnnaccel.dgl_backend.trust import distrust
 from gnnaccel.graph import modes
 from gnnaccel.graph.csr import Graph
@@ -51,7 +60,7 @@ class Originals(NamedTuple):
 
 def _obstacle(g) -> str | None:
     """Why DGL must run the functions of any call on this graph; None if nothing stands against it."""
-    index = g._graph
+    index = index_of(g)
     if (why := ops.transformed()) is not None:
         return why
     if modes.faking() or torch.compiler.is_compiling() or touch.tracing():
@@ -71,8 +80,8 @@ def _are_few(g) -> bool:
         return False
     if schedule.is_lasting():  # to be captured: the host's time is no reason
         return False
-    frames = (g._edge_frames[0], *(g._node_frames[t] for t in set(ends(g._graph))))
-    widths = [math.prod(column.shape) for frame in frames for column in frame._columns.values()]
+    frames = (edge_frames(g)[0], *(node_frames(g)[t] for t in set(ends(index_of(g)))))
+    widths = [math.prod(column.shape) for frame in frames for column in columns_of(frame).values()]
     return blocks.are_few(g.device.type, g.num_edges(), g.num_dst_nodes(), max(widths, default=1))
 
 
@@ -108,7 +117,7 @@ class _Call:
         why = _obstacle(self.g) or (_FEW if few and _are_few(self.g) else None) or distrust(function)
         if why is not None:
             report.fallback(MESSAGE, why)
-            return self.originals.invoke_edge_udf(self.g, core.ALL, self.etype, function, orig_eid=ids)
+            return self.originals.invoke_edge_udf(self.g, ALL, self.etype, function, orig_eid=ids)
         return function(Edges(self.g, self.etype, self._open(), ids))
 
     def built_in(self, function):
@@ -128,15 +137,15 @@ class _Call:
         return {function.out_field: getattr(torch, function.binary_op)(lhs, rhs)}
 
     def _open(self) -> Lifting:
-        self.trip = Trip(structure(self.g._graph))
+        self.trip = Trip(structure(index_of(self.g)))
         self.lifting = Lifting(self.g, self.trip)
         return self.lifting
 
     def _operand(self, target: int, field: str) -> Tensor:
         if target == TargetCode.EDGE:
-            return self.g._edge_frames[0][field]
+            return edge_frames(self.g)[0][field]
         assert self.lifting is not None
-        column = self.g._node_frames[ends(self.g._graph)[target]]._columns[field]
+        column = columns_of(node_frames(self.g)[ends(index_of(self.g))[target]])[field]
         return LiftedColumn(column, self.lifting, "uv"[target]).data
 
     def close(self) -> None:
@@ -171,8 +180,10 @@ def _is_wide(value) -> bool:
     return any(math.prod(x.shape[1:]) > NARROW for x in made if not (isinstance(x, Lazy) and x.waiting))
 
 
-def edge_function(originals: Originals):
+def edge_function(original):
     """core.invoke_edge_udf, as apply_edges calls it: the rows of what the function returns are stored."""
+
+    originals = Originals(original, core.invoke_udf_reduce, core.message_passing)
 
     def invoke(graph, eid, etype, func, *, orig_eid=None):
         if not is_all(eid):
@@ -190,8 +201,10 @@ def edge_function(originals: Originals):
     return invoke
 
 
-def message_passing(originals: Originals):
+def message_passing(original):
     """core.message_passing, where a function of its is the user's."""
+
+    originals = Originals(core.invoke_edge_udf, core.invoke_udf_reduce, original)
 
     def run(g, mfunc, rfunc, afunc):
         if core.is_builtin(mfunc) and core.is_builtin(rfunc):
@@ -212,7 +225,7 @@ def _applied(g, afunc, ndata):
     for name, value in g.dstdata.items():
         if name not in ndata:
             ndata[name] = value
-    return core.invoke_node_udf(g, core.ALL, g.dsttypes[0], afunc, ndata=ndata, orig_nid=g.dstdata.get(NID, None))
+    return core.invoke_node_udf(g, ALL, g.dsttypes[0], afunc, ndata=ndata, orig_nid=g.dstdata.get(NID, None))
 
 
 def _by_built_in(call: _Call, mfunc, rfunc):
@@ -234,9 +247,11 @@ def _reduced(graph: Graph, message: Lazy, reduce: str) -> Tensor | None:
 
     None for what is theirs to do: extrema of values with NaN, other dtypes and reductions.
     """
-    (message,) = sparse._cast_if_autocast_enabled(message) if graph.device.type == "cuda" else (message,)
+    casting = torch.is_autocast_enabled("cuda")  # as DGL's ops do, whatever the device
+    if casting and graph.device.type == "cuda" and message.is_floating_point() and message.dtype != torch.float64:
+        message = message.to(torch.get_autocast_dtype("cuda"))
     try:
-        with sparse._disable_autocast_if_enabled():
+        with torch.autocast("cuda", enabled=False) if casting else contextlib.nullcontext():
             out = reduced(graph, message, reduce)
     except Unsupported:
         return None
@@ -265,7 +280,7 @@ def _by_function(call: _Call, mfunc, rfunc):
     start, is_lazy, is_wide, out = time.perf_counter(), _is_lazy(lazy), _is_wide(lazy), None
     if why is None:
         try:
-            out = mailbox.reduce(g, call.trip or Trip(structure(g._graph)), rfunc, lazy)
+            out = mailbox.reduce(g, call.trip or Trip(structure(index_of(g))), rfunc, lazy)
             report.record(REDUCE, start)
         except mailbox.Refused as refusal:
             why = str(refusal)

@@ -1,0 +1,166 @@
+"""Inner names of DGL, taken away one by one: scripts that run without gnnaccel run with it, and only what needs the
+name is DGL's own again."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+from dgl_compare import dgl  # noqa: F401 - skipped where there is no DGL
+
+from gnnaccel.dgl_backend import touch
+
+# Of each name a process of its own imports a DGL in whose source it has another name, trains without gnnaccel and with
+# it, and prints what came of it. Where DGL cannot be renamed, as its C++ knows the name, gnnaccel does not find it.
+PROGRAM = '''
+import importlib.machinery, json, logging, os, re, sys, traceback
+import networkx, numpy, pandas, scipy.sparse, torch, torch.fx, torch.utils.data, torch.distributed, tqdm, psutil, requests
+torch.set_num_threads(1)
+import gnnaccel
+from gnnaccel import dgl_backend, ops, report
+
+
+class Renaming(importlib.machinery.SourceFileLoader):
+    change = None
+
+    def get_code(self, fullname):
+        source = self.get_source(fullname)
+        other = Renaming.change(fullname, source)
+        return super().get_code(fullname) if other == source else compile(other, self.path, "exec", dont_inherit=True)
+
+
+class Finder:
+    @staticmethod
+    def find_spec(fullname, path=None, target=None):
+        if fullname.split(".")[0] != "dgl" and fullname != "gnnaccel.dgl_backend.touch":
+            return None
+        spec = importlib.machinery.PathFinder.find_spec(fullname, path)
+        if spec is not None and type(spec.loader) is importlib.machinery.SourceFileLoader:
+            spec.loader = Renaming(spec.loader.name, spec.loader.path)
+        return spec
+
+
+def train():
+    """Losses of training, whole and on blocks."""
+    import dgl
+    from dgl import function as fn
+    from dgl.nn import GATConv, GraphConv, HeteroGraphConv, SAGEConv
+
+    class Own(torch.nn.Module):
+        def __init__(self, ins, outs):
+            super().__init__()
+            self.lin = torch.nn.Linear(ins, outs)
+
+        def forward(self, g, x):
+            with g.local_scope():
+                g.ndata["h"] = self.lin(x)
+                g.update_all(lambda edges: {"m": torch.sigmoid(edges.dst["h"]) * edges.src["h"]}, fn.mean("m", "a"))
+                g.update_all(fn.copy_u("h", "m"), lambda nodes: {"b": nodes.mailbox["m"].mean(1)})
+                return g.ndata["a"] + g.ndata["b"]
+
+    torch.manual_seed(0)
+    ends = torch.randint(300, (2, 20000))
+    g = dgl.add_self_loop(dgl.graph((ends[0], ends[1]), num_nodes=300))
+    x, y, found = torch.randn(300, 8), torch.randint(4, (300,)), []
+    makers = {
+        "GraphConv": lambda ins, outs: GraphConv(ins, outs),
+        "GATConv": lambda ins, outs: GATConv(ins, outs, 1),
+        "SAGEConv": lambda ins, outs: SAGEConv(ins, outs, "mean"),
+        "Own": Own,
+    }
+    for name, make in makers.items():
+        torch.manual_seed(1)
+        layers = torch.nn.ModuleList([make(8, 16), make(16, 4)])
+        optimizer = torch.optim.SGD(layers.parameters(), 0.1)
+        for _ in range(2):
+            optimizer.zero_grad()
+            h = x
+            for layer in layers:
+                h = layer(g, h).relu().flatten(1)
+            loss = torch.nn.functional.cross_entropy(h, y)
+            loss.backward()
+            optimizer.step()
+        found.append(loss.item())
+        if name == "SAGEConv":
+            g.ndata["x"] = x
+            sampler = dgl.dataloading.NeighborSampler([-1, -1], prefetch_node_feats=["x"])
+            loader = dgl.dataloading.DataLoader(g, torch.arange(300), sampler, batch_size=100, num_workers=0)
+            for nodes, seeds, blocks in loader:
+                h = blocks[0].srcdata["x"]
+                for layer, block in zip(layers, blocks):
+                    h = layer(block, h)
+                found.append(h.sum().item())
+    hetero = dgl.heterograph({("a", "on", "b"): (ends[0], ends[1]), ("b", "of", "b"): (ends[1], ends[0])})
+    for kind in "ab":
+        hetero.nodes[kind].data["h"] = x
+    hetero.multi_update_all({name: (fn.copy_u("h", "m"), fn.sum("m", "o")) for name in ("on", "of")}, "sum")
+    found.append(hetero.nodes["b"].data["o"].norm().item())
+    torch.manual_seed(2)
+    conv = HeteroGraphConv({name: SAGEConv(8, 4, "mean") for name in ("on", "of")}, "sum")
+    for _ in range(2):
+        out = conv(hetero, {kind: x for kind in "ab"})["b"]
+    found.append(out.norm().item())
+    return found
+
+
+def attempt(path, rename, accelerate):
+    """Losses without the name `path`, and what gnnaccel counted and said, as a dictionary."""
+    name = path.split(":")[1].split(".")[-1]
+    word = re.compile(rf"(?<![a-zA-Z0-9_]){name}(?![a-zA-Z0-9_])")
+
+    def change(module, source):
+        if module == "gnnaccel.dgl_backend.touch":
+            at = "def _place(path: str) -> tuple[Any, str]:"
+            assert at in source
+            return source if rename else source.replace(at, at + f"\\n    if path == {path!r}:\\n        raise AttributeError")
+        return word.sub(name + "_of_old", source) if rename else source
+
+    Renaming.change = staticmethod(change)
+    sys.meta_path.insert(0, Finder)
+    dgl_backend.shim()
+    said = []
+    handler = logging.Handler()
+    handler.emit = lambda record: said.append(record.getMessage())
+    logging.getLogger("gnnaccel").addHandler(handler)
+    try:
+        if accelerate:
+            gnnaccel.install()
+        losses = train()
+        if accelerate:
+            dgl_backend.disable()
+            dgl_backend.enable()
+    except Exception:
+        return {"error": traceback.format_exc()}
+    sites = report.snapshot()
+    return {
+        "losses": losses,
+        "accelerated": sorted(k for k in sites if sites[k].accelerated),
+        "left": {k: sorted(sites[k].reasons) for k in sites if sites[k].reasons},
+        "missing": sys.modules["gnnaccel.dgl_backend.touch"].MISSING if accelerate else {},
+        "said": said,
+    }
+
+
+def forked(*args):
+    read, write = os.pipe()
+    if not os.fork():
+        try:
+            sys.stderr = open(os.devnull, "w")
+            os.write(write, json.dumps(attempt(*args)).encode())
+        finally:
+            os._exit(0)
+    os.close(write)
+    with open(read) as answer:
+        found = json.loads(answer.read() or '{"error": "it crashed"}')
+    os.wait()
+    return found
+
+
+alone = forked("dgl:nothing", False, False)
+for path in json.loads(sys.argv[1]):
+    found = forked(path, True, True)
+    renamed = path in found.get("missing", ())
+    if not renamed and "error" in forked(path, True, False):  # DGL needs it
+        found = forked(path, False, True)
+    print(json.dumps([path, found | {"alone": alone["losses"], "renamed": renamed}]), flush=True)
+'''
