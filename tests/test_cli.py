@@ -142,7 +142,16 @@ def machine(monkeypatch):
         ),
         ({"torch": ON_GPU}, 0, ["its own CUDA build keeps graphs on the GPU"]),
         ({"torch": ON_GPU, "dgl_cuda": False}, 0, ["gnnaccel's bridge takes graphs to the GPU"]),
-        ({"torch_geometric": PYG | {"version": "2.3.0"}}, 0, ["gnnaccel is run with 2.8.1, not with this version"]),
+        (
+            {"torch_geometric": PYG | {"version": "2.3.0", "untried": "2.3.0 was never tried"}},
+            0,
+            ["PyTorch Geometric 2.3.0 imports, and will be accelerated; 2.3.0 was never tried"],
+        ),
+        (
+            {"torch": TORCH | {"missing": {"torch.a": "slower"}}, "dgl": DGL | {"missing": {"dgl.b": "no batches"}}},
+            0,
+            ["names missing torch.a, therefore: slower", "dgl.b, therefore: no batches", "ready"],
+        ),
         ({"torch": TORCH | {"version": "2.5.1"}}, 0, ["2.5.1 (accepted; gnnaccel is run with 2.13.0)"]),
         ({"torch": TORCH | {"version": "2.0.1"}}, 0, ["2.0.1: too old, gnnaccel needs 2.4 or later"]),
         ({"torch": {"error": "ImportError: no"}}, 1, ["torch cannot be imported: ImportError: no"]),

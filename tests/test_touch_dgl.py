@@ -2,11 +2,12 @@
 name is DGL's own again."""
 
 import json
+import os
 import subprocess
 import sys
 
 import pytest
-from dgl_compare import dgl  # noqa: F401 - skipped where there is no DGL
+from dgl_compare import dgl
 
 from gnnaccel.dgl_backend import touch
 
@@ -14,10 +15,12 @@ from gnnaccel.dgl_backend import touch
 # it, and prints what came of it. Where DGL cannot be renamed, as its C++ knows the name, gnnaccel does not find it.
 PROGRAM = '''
 import importlib.machinery, json, logging, os, re, sys, traceback
-import networkx, numpy, pandas, scipy.sparse, torch, torch.fx, torch.utils.data, torch.distributed, tqdm, psutil, requests
+import networkx, numpy, pandas, psutil, requests, scipy.sparse, tqdm
+import torch, torch._dynamo, torch.distributed, torch.fx, torch.utils.data
 torch.set_num_threads(1)
 import gnnaccel
-from gnnaccel import dgl_backend, ops, report
+import gnnaccel.lazy.programs, gnnaccel.lazy.tensor, gnnaccel.planning  # here once, not in each process
+from gnnaccel import dgl_backend, engine, ops, report, sampling
 
 
 class Renaming(importlib.machinery.SourceFileLoader):
@@ -71,15 +74,14 @@ def train():
     for name, make in makers.items():
         torch.manual_seed(1)
         layers = torch.nn.ModuleList([make(8, 16), make(16, 4)])
-        optimizer = torch.optim.SGD(layers.parameters(), 0.1)
         for _ in range(2):
-            optimizer.zero_grad()
             h = x
             for layer in layers:
                 h = layer(g, h).relu().flatten(1)
             loss = torch.nn.functional.cross_entropy(h, y)
-            loss.backward()
-            optimizer.step()
+            with torch.no_grad():
+                for weight, grad in zip(layers.parameters(), torch.autograd.grad(loss, [*layers.parameters()])):
+                    weight -= 0.1 * grad
         found.append(loss.item())
         if name == "SAGEConv":
             g.ndata["x"] = x
@@ -93,7 +95,8 @@ def train():
     hetero = dgl.heterograph({("a", "on", "b"): (ends[0], ends[1]), ("b", "of", "b"): (ends[1], ends[0])})
     for kind in "ab":
         hetero.nodes[kind].data["h"] = x
-    hetero.multi_update_all({name: (fn.copy_u("h", "m"), fn.sum("m", "o")) for name in ("on", "of")}, "sum")
+    for _ in range(2):
+        hetero.multi_update_all({name: (fn.copy_u("h", "m"), fn.sum("m", "o")) for name in ("on", "of")}, "sum")
     found.append(hetero.nodes["b"].data["o"].norm().item())
     torch.manual_seed(2)
     conv = HeteroGraphConv({name: SAGEConv(8, 4, "mean") for name in ("on", "of")}, "sum")
@@ -112,7 +115,8 @@ def attempt(path, rename, accelerate):
         if module == "gnnaccel.dgl_backend.touch":
             at = "def _place(path: str) -> tuple[Any, str]:"
             assert at in source
-            return source if rename else source.replace(at, at + f"\\n    if path == {path!r}:\\n        raise AttributeError")
+            denied = at + f"\\n    if path == {path!r}:\\n        raise AttributeError"
+            return source if rename else source.replace(at, denied)
         return word.sub(name + "_of_old", source) if rename else source
 
     Renaming.change = staticmethod(change)
@@ -126,7 +130,7 @@ def attempt(path, rename, accelerate):
         if accelerate:
             gnnaccel.install()
         losses = train()
-        if accelerate:
+        if dgl_backend.is_enabled():
             dgl_backend.disable()
             dgl_backend.enable()
     except Exception:
@@ -157,10 +161,80 @@ def forked(*args):
 
 
 alone = forked("dgl:nothing", False, False)
-for path in json.loads(sys.argv[1]):
-    found = forked(path, True, True)
+assert "error" not in alone, alone
+for path, can_rename in json.loads(sys.argv[1]):
+    found = forked(path, True, True) if can_rename else {}
     renamed = path in found.get("missing", ())
-    if not renamed and "error" in forked(path, True, False):  # DGL needs it
-        found = forked(path, False, True)
+    if not renamed and (not can_rename or "error" not in found or "error" in forked(path, True, False)):
+        found = forked(path, False, True)  # DGL needs it
     print(json.dumps([path, found | {"alone": alone["losses"], "renamed": renamed}]), flush=True)
 '''
+# What is counted in training -> where ours stands that is counted so.
+KINDS = {
+    "dgl.GraphConv": "dgl.nn.pytorch:GraphConv.forward",
+    "dgl.GATConv": "dgl.nn.pytorch:GATConv.forward",
+    "dgl.HeteroGraphConv": "dgl.nn.pytorch:HeteroGraphConv.forward",
+    "dgl.multi_update_all": "dgl:DGLGraph.multi_update_all",
+    "dgl.message function": "dgl.core:message_passing",
+    "dgl.reduce function": "dgl.core:message_passing",
+    "dgl.NeighborSampler": "dgl.dataloading:NeighborSampler.sample_blocks",
+}
+
+
+def is_of_objects(path):
+    """True for an attribute that a class itself has not."""
+    try:
+        return path.startswith("dgl.frame:Column.") or not hasattr(*touch._place(path))
+    except AttributeError:
+        return True
+
+
+def names():
+    """(name, whether DGL is imported with another) of all that are looked for. Attributes of objects once, whosever,
+    and those alone that are private: others have words for names, which stand for more than one thing."""
+    touch.look()
+    paths = {path for one in touch.PATCHES for path in one.paths if one.when != "bridge"}
+    found = {}
+    for path in sorted(touch.NAMES | paths):
+        name = path.rpartition(".")[2]
+        if not is_of_objects(path):
+            found[path] = path, "." not in path.partition(":")[2] and "_CAPI_" not in path
+        elif name.startswith("_") or name in ("deferred_dtype", "has_explicit_bias", "share_weights"):
+            found[name] = path, True
+    return [*found.values()]
+
+
+def outcomes(paths):
+    command = [sys.executable, "-c", PROGRAM, json.dumps(paths)]
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("GNNACCEL")}
+    run = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=900)
+    assert run.returncode == 0, run.stderr
+    return dict(map(json.loads, run.stdout.splitlines()))
+
+
+def test_names_of_dgl():
+    paths = names()
+    found = outcomes(paths)
+    of_objects = {path for path, _ in paths if is_of_objects(path)}
+    for path, outcome in found.items():
+        assert "error" not in outcome, f"without {path}:\n{outcome['error']}"
+        assert path in outcome["missing"], path
+        assert sum(path in words for words in outcome["said"]) == 1, (path, outcome["said"])
+        assert outcome["losses"] == pytest.approx(outcome["alone"], 1e-3), path
+        assert outcome["renamed"] or path not in of_objects, path
+        if path in touch.NEEDED:
+            assert not outcome["accelerated"], path
+            continue
+        # Everything else is counted as ever, where nothing that it needs has the same name.
+        gone = {p for one in touch.PATCHES for p in one.paths if outcome["missing"].keys() & {one.paths[0], *one.needs}}
+        for kind, patched in KINDS.items():
+            assert (kind in outcome["accelerated"]) == (patched not in gone), (path, kind, outcome)
+        assert any(kind.startswith("dgl.g") for kind in outcome["accelerated"]), (path, outcome)
+    renamed = [path for path, outcome in found.items() if outcome["renamed"]]
+    assert len(renamed) > len(paths) / 3, renamed
+
+
+def test_a_version_that_was_never_run_is_said(monkeypatch):
+    assert touch.untried() is None
+    monkeypatch.setattr(dgl, "__version__", "2.9.1")
+    assert touch.untried() == "DGL 2.9.1 was never tried: gnnaccel is run with 2.1"

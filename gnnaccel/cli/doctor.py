@@ -107,10 +107,10 @@ def _framework(name: str, binary_loads: bool, gpu: bool) -> dict:
     said = [*answer["messages"]]
     if accelerated:
         said.insert(0, "imports, and will be accelerated" + _on_cuda(name, gpu))
-    found = answer["version"] or installed or ""
-    if _release(found) != _release(RUN_WITH[name]):
-        said.append(f"gnnaccel is run with {RUN_WITH[name]}, not with this version")
-    return {"version": found, "imports": True, "accelerated": accelerated, "advice": "; ".join(said)}
+    if answer.get("untried"):
+        said.append(answer["untried"])
+    found = {"version": answer["version"] or installed or "", "imports": True, "accelerated": accelerated}
+    return found | {"advice": "; ".join(said), "missing": answer.get("missing", {})}
 
 
 def _release(text: str) -> list[str]:
@@ -155,6 +155,8 @@ def examine() -> dict:
             "gpus_of_the_machine": gpus,
         },
         "messages": torch.get("messages"),
+        "missing": torch.get("missing", {})
+        | {k: v for one in frameworks.values() for k, v in one.get("missing", {}).items()},
         "frameworks": frameworks,
         "switch": {"installed": children.switch_is_installed(), "flag": _flag()},
         "complaints": settings.complaints(),
@@ -213,6 +215,8 @@ def _lines(found: dict) -> list[tuple[str, str]]:
         lines.append(("messages on CUDA", f"stored: {messages['why']}" if messages["why"] else fused))
     for name, one in found["frameworks"].items():
         lines.append((switch.NAMES[name], " ".join(filter(None, (one["version"], one["advice"])))))
+    missing = [f"{name}, therefore: {words}" for name, words in found["missing"].items()]
+    lines += [("names missing" if not nth else "", line) for nth, line in enumerate(missing)]
     lines.append(("flag's .pth file", _switch_line(found["switch"]["installed"])))
     if flag["value"] is not None:
         lines.append(("GNNACCEL", f"{flag['value']} ({flag['means']})"))

@@ -24,9 +24,12 @@ MISSING: dict[str, str] = {}
 """Names that this DGL has not -> what is done without."""
 NAMES: set[str] = set()
 """All that were looked for."""
-NEEDED: dict[str, str] = {}
+NEEDED = {
+    f"dgl.heterograph_index:HeteroGraphIndex.{name}": "by it a graph's edges are read"
+    for name in ("number_of_etypes", "num_nodes", "num_edges", "metagraph", "formats", "adjacency_matrix_tensors")
+}
 """Those of them without which there is nothing to accelerate -> why."""
-RUN = (2, 1)
+RUN = "2.1"
 """The version that gnnaccel is run with."""
 
 
@@ -63,25 +66,15 @@ def _class(path: str) -> Any:
     return _find(path, type(path.rpartition(".")[2], (), {}))
 
 
-def _need(path: str, why: str) -> None:
-    NEEDED[path] = why
-    _find(path, None, "nothing is accelerated")
-
-
 def lacks(*paths: str) -> str | None:
     """Words for the first of these names that is missing, or None."""
-    return next((f"this DGL has no {dotted(path)}" for path in paths if path in MISSING), None)
-
-
-def dotted(path: str) -> str:
-    """A path as one writes it."""
-    return path.replace(":", ".")
+    return next((f"this DGL has no {path}" for path in paths if path in MISSING), None)
 
 
 # ---- graphs: their index, and the frames of their features
 
-for _name in ("number_of_etypes", "num_nodes", "num_edges", "metagraph", "formats", "adjacency_matrix_tensors"):
-    _need(f"dgl.heterograph_index:HeteroGraphIndex.{_name}", "by it a graph's edges are read")
+for _path in NEEDED:
+    _find(_path, None, "nothing is accelerated")
 
 HeteroGraphIndex: Any = _class("dgl.heterograph_index:HeteroGraphIndex")
 DGLBlock: Any = _class("dgl.heterograph:DGLBlock")
@@ -192,7 +185,7 @@ _LAYERS: dict[str, tuple[tuple, tuple[str, ...]]] = {
     "HGTConv": ((1, 1, 1, 1, 1), ("linear_k", "relation_pri", "relation_att", "relation_msg", "skip")),
     "RelGraphConv": ((1, 1, 1), ("linear_r", "bias", "self_loop", "layer_norm", "dropout")),
     "SAGEConv": ((1, 1, "mean"), ("_aggre_type", "_in_src_feats", "_out_feats", "fc_self", "fc_neigh", "feat_drop")),
-    "TypedLinear": ((1, 1, 1), ("W", "regularizer", "num_types", "get_weight")),
+    "TypedLinear": ((1, 1, 1), ("W", "regularizer", "num_types")),
 }
 
 
@@ -203,7 +196,7 @@ def _attributes(layer: str) -> tuple[str, ...]:
 def unknown_layer(layer: str) -> str | None:
     """Words for a layer class of which something is missing that we read; None for one that is as we know it."""
     look()
-    return lacks(f"dgl.nn.pytorch:{layer}", *_attributes(layer))
+    return lacks(f"dgl.nn.pytorch:{layer}.forward", *_attributes(layer))
 
 
 _aggregate = _find("dgl.nn.pytorch.hetero:get_aggregate_fn")
@@ -313,6 +306,7 @@ def _layer(ours: str, layer: str, *needs: str) -> Patch:
 
 _SPARSE, _TENSOR = "dgl.backend.pytorch.sparse:", "dgl.backend.pytorch.tensor:"
 _FPS = tuple(f"dgl.geometry.{module}:_farthest_point_sampler" for module in ("capi", "fps"))
+_KEPT = "dgl.heterograph_index:HeteroGraphIndex.get_relation_graph"  # whose results are kept, and what they have
 _MESSAGES = "dgl.core:message_passing"
 _IN_FRAMES = (*_READ, *_BUILT_IN, "dgl.frame:Column")
 _USERS = (
@@ -384,7 +378,7 @@ PATCHES: tuple[Patch, ...] = (
     ),
     Patch("ops:of_dense", ("dgl.backend:zerocopy_to_dgl_ndarray",)),
     Patch("ops:of_dense", ("dgl.backend:zerocopy_to_dlpack",)),
-    Patch("structure:relation_graph", ("dgl.heterograph_index:HeteroGraphIndex.get_relation_graph",)),
+    Patch("structure:relation_graph", (_KEPT,)),
     Patch("structure:reversed_index", ("dgl.heterograph_index:HeteroGraphIndex.reverse",)),
     Patch("structure:in_degrees", ("dgl:DGLGraph.in_degrees",), _INDEX),
     Patch("structure:out_degrees", ("dgl:DGLGraph.out_degrees",), _INDEX),
@@ -399,13 +393,14 @@ PATCHES: tuple[Patch, ...] = (
             "dgl.heterograph:reduce_dict_data",
             _MESSAGES,
             "dgl.core:is_builtin",
+            _KEPT,
         ),
         when="kernels",
     ),
     Patch(
         "hetero_conv:forward",
         (f"{_HETERO}.forward",),
-        (*_INDEX, "dgl.nn.pytorch.hetero:get_aggregate_fn", f"{_HETERO}._get_module"),
+        (*_INDEX, "dgl.nn.pytorch.hetero:get_aggregate_fn", f"{_HETERO}._get_module", _KEPT),
         "dgl.HeteroGraphConv",
         "kernels",
     ),
@@ -448,7 +443,7 @@ PATCHES: tuple[Patch, ...] = (
 
 _undo: list[tuple[Any, str, Any]] = []  # (holder, attribute, what was there), in order of replacement
 _PARTS = {
-    "bridge": "CUDA graphs, which a DGL that was built for the CPU has not",
+    "bridge": "CUDA graphs of a DGL that was built for the CPU",
     "hetero": "message passing of several edge types",
     "samplers": "NeighborSampler",
     "messages": "user-defined functions",
@@ -470,7 +465,7 @@ def patch(with_bridge: bool, our_kernels: bool) -> None:
     look()
     for path, why in NEEDED.items():
         if path in MISSING:
-            raise ImportError(f"DGL {dgl.__version__} has no {dotted(path)}: {why}")
+            raise ImportError(f"DGL {dgl.__version__} has no {path}, and {why}")
     patches = [one for one in PATCHES if one.when != "bridge" or with_bridge]
     for one in patches:
         for path in one.paths:
@@ -554,9 +549,7 @@ def look() -> None:
     with torch.random.fork_rng(devices=[]), torch.device("cpu"):
         for path, make, names in kinds:
             NAMES.update(f"{path}.{name}" for name in names)
-            if path not in NAMES:
-                _find(path)
-            if path not in MISSING:
+            if _is_there(path):
                 try:
                     one = make()
                 except Exception:  # it is made otherwise: nothing is known
@@ -567,6 +560,13 @@ def look() -> None:
             _find(path)
 
 
+def _is_there(path: str) -> bool:
+    try:
+        return hasattr(*_place(path))
+    except AttributeError:
+        return False
+
+
 def _made(layer: str, args: tuple) -> Any:
     return getattr(*_place(f"dgl.nn.pytorch:{layer}"))(*args)
 
@@ -574,7 +574,7 @@ def _made(layer: str, args: tuple) -> Any:
 def _without(path: str) -> str:
     """What is DGL's own without a name."""
     without = [_part(one) for one in PATCHES if path in (*one.paths, *one.needs)]
-    return f"DGL's own way is taken by {', '.join(dict.fromkeys(without))}" if without else "it is not needed"
+    return f"left to DGL: {', '.join(dict.fromkeys(without)) or 'nothing'}"
 
 
 def _part(one: Patch) -> str:
@@ -588,17 +588,16 @@ def _say() -> None:
     log = logging.getLogger("gnnaccel")
     for path, words in MISSING.items():
         MISSING[path] = words or _without(path)
-        log.warning("gnnaccel: DGL %s has no %s: %s", dgl.__version__, dotted(path), MISSING[path])
+        log.warning("gnnaccel: DGL %s has no %s: %s", dgl.__version__, path, MISSING[path])
     if (said := untried()) is not None:
         log.warning("gnnaccel: %s", said)
 
 
 def untried() -> str | None:
     """Words for a version of DGL that gnnaccel was never run with; None for one that it was."""
-    numbers = tuple(int(part) for part in dgl.__version__.split(".")[:2] if part.isdigit())
-    if numbers == RUN:
+    if dgl.__version__.split(".")[:2] == RUN.split("."):
         return None
-    return f"DGL {dgl.__version__} was never tried: gnnaccel is run with {'.'.join(map(str, RUN))}"
+    return f"DGL {dgl.__version__} was never tried: gnnaccel is run with {RUN}"
 
 
 def guard_sampling() -> None:
