@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 import pytest
-from dgl_compare import dgl
+from dgl_compare import dgl, dgl_backend
 
 from gnnaccel.dgl_backend import touch
 
@@ -232,6 +232,12 @@ def test_names_of_dgl():
         assert any(kind.startswith("dgl.g") for kind in outcome["accelerated"]), (path, outcome)
     renamed = [path for path, outcome in found.items() if outcome["renamed"]]
     assert len(renamed) > len(paths) / 3, renamed
+
+
+def test_this_dgl_has_all():
+    dgl_backend.enable()
+    dgl_backend.disable()
+    assert not touch.MISSING
 
 
 def test_a_version_that_was_never_run_is_said(monkeypatch):

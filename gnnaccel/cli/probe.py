@@ -62,7 +62,11 @@ def framework(name: str) -> dict:
     logging.getLogger("gnnaccel").addHandler(kept)
     gnnaccel.install()
     module = importlib.import_module(name)
-    answer = {"version": getattr(module, "__version__", ""), "accelerated": name in switch.enabled(), "missing": {}}
+    answer: dict = {
+        "version": getattr(module, "__version__", ""),
+        "accelerated": name in switch.enabled(),
+        "missing": {},
+    }
     if answer["accelerated"]:
         touch = importlib.import_module(f"{switch.BACKENDS[name]}.touch")
         words = touch.MISSING if isinstance(touch.MISSING, dict) else dict.fromkeys(sorted(touch.MISSING), _OWN)

@@ -242,7 +242,7 @@ def _by_built_in(call: _Call, mfunc, rfunc):
     return {rfunc.out_field: out}
 
 
-def _reduced(graph: Graph, message: Lazy, reduce: str) -> Tensor | None:
+def _reduced(graph: Graph, message: Tensor, reduce: str) -> Tensor | None:
     """What DGL's ops give of the rows of a message: rows without edges hold what a maximum or minimum starts from.
 
     None for what is theirs to do: extrema of values with NaN, other dtypes and reductions.

@@ -87,7 +87,7 @@ index_of: Callable[[Any], Any] = attrgetter("_graph")
 node_frames: Callable[[Any], list[Any]] = attrgetter("_node_frames")
 edge_frames: Callable[[Any], list[Any]] = attrgetter("_edge_frames")
 """The frame of each type of nodes, or edges, of a DGLGraph."""
-columns_of: Callable[[Any], dict[str, Any]] = attrgetter("_columns")
+columns_of: Callable[[Any], Any] = attrgetter("_columns")
 """The columns of a frame by their names."""
 
 _INDEX = ("dgl:DGLGraph._graph",)
@@ -199,8 +199,8 @@ def unknown_layer(layer: str) -> str | None:
     return lacks(f"dgl.nn.pytorch:{layer}.forward", *_attributes(layer))
 
 
-_aggregate = _find("dgl.nn.pytorch.hetero:get_aggregate_fn")
-SUM_OF_TYPES, MEAN_OF_TYPES = (None, None) if _aggregate is None else (_aggregate("sum"), _aggregate("mean"))
+_aggregate: Any = _find("dgl.nn.pytorch.hetero:get_aggregate_fn", lambda kind: None)
+SUM_OF_TYPES, MEAN_OF_TYPES = _aggregate("sum"), _aggregate("mean")
 """What HeteroGraphConv reduces the results of its layers by."""
 _HETERO = "dgl.nn.pytorch:HeteroGraphConv"
 _find(f"{_HETERO}._get_module")
@@ -287,7 +287,7 @@ class Patch(NamedTuple):
         Without paths it gives (holder, name, value) of many. None: DGL's own stays, counted.
     needs : names without which DGL's own stays.
     kind : under which calls are counted that then are DGL's.
-    when : "bridge": all of these or none; "kernels": with our kernels alone.
+    when : "bridge": all of these or none; "kernels": with our kernels alone; "no messages": DGL passes messages.
     why : reason of calls that are DGL's, where nothing is missing.
     """
 
@@ -469,20 +469,22 @@ def patch(with_bridge: bool, our_kernels: bool) -> None:
     patches = [one for one in PATCHES if one.when != "bridge" or with_bridge]
     for one in patches:
         for path in one.paths:
-            _find(path)
+            _find(path)  # a module that DGL has not imported is now
     has_bridge = not any(lacks(*one.paths, *one.needs) for one in patches if one.when == "bridge")
     done: set[str] = set()
     for one in patches:
         if (one.when == "bridge" and not has_bridge) or (one.when == "no messages" and _MESSAGES in done):
             continue
-        why = lacks(*one.paths[:1], *one.needs)
+        why = lacks(*one.paths[:1], *one.needs) or ""
         ours = one.ours if our_kernels or one.when != "kernels" else None
-        if ours is not None and why is None:
+        if ours is not None and not why:
             try:
                 _put(ours, one.paths)
                 done.update(one.paths)
                 continue
             except Exception as error:  # of a version that has all names, and something else behind one
+                if one.when == "bridge":
+                    raise
                 why = f"{type(error).__name__}: {error}"
                 MISSING[one.paths[0] if one.paths else one.ours or ""] = f"is not replaced, {why}"
         if one.kind and (why or one.why) and one.paths[0] not in MISSING:
