@@ -212,26 +212,33 @@ def outcomes(paths):
     return dict(map(json.loads, run.stdout.splitlines()))
 
 
+def complaint(path, outcome):
+    """What is wrong with an outcome, or None."""
+    if "error" in outcome:
+        return outcome["error"]
+    if not outcome["missing"].get(path) or sum(path in words for words in outcome["said"]) != 1:
+        return f"said: {outcome['said']}"
+    if outcome["losses"] != pytest.approx(outcome["alone"], 1e-3):
+        return f"losses: {outcome['losses']}, alone {outcome['alone']}"
+    if not outcome["renamed"] and is_of_objects(path):
+        return "it was there"
+    found = {*outcome["accelerated"]}
+    if path in touch.NEEDED:
+        return f"accelerated: {found}" if found else None
+    gone = {p for one in touch.PATCHES for p in one.paths if outcome["missing"].keys() & {one.paths[0], *one.needs}}
+    wanted = {kind for kind, patched in KINDS.items() if patched not in gone}
+    if path.endswith(":GSpMM"):  # whose first call makes what multi_update_all reads
+        wanted.discard("dgl.multi_update_all")
+    ours = found & KINDS.keys()
+    return None if ours == wanted and any(kind.startswith("dgl.g") for kind in found) else f"accelerated: {found}"
+
+
 def test_names_of_dgl():
     paths = names()
     found = outcomes(paths)
-    of_objects = {path for path, _ in paths if is_of_objects(path)}
-    for path, outcome in found.items():
-        assert "error" not in outcome, f"without {path}:\n{outcome['error']}"
-        assert path in outcome["missing"], path
-        assert sum(path in words for words in outcome["said"]) == 1, (path, outcome["said"])
-        assert outcome["losses"] == pytest.approx(outcome["alone"], 1e-3), path
-        assert outcome["renamed"] or path not in of_objects, path
-        if path in touch.NEEDED:
-            assert not outcome["accelerated"], path
-            continue
-        # Everything else is counted as ever, where nothing that it needs has the same name.
-        gone = {p for one in touch.PATCHES for p in one.paths if outcome["missing"].keys() & {one.paths[0], *one.needs}}
-        for kind, patched in KINDS.items():
-            assert (kind in outcome["accelerated"]) == (patched not in gone), (path, kind, outcome)
-        assert any(kind.startswith("dgl.g") for kind in outcome["accelerated"]), (path, outcome)
-    renamed = [path for path, outcome in found.items() if outcome["renamed"]]
-    assert len(renamed) > len(paths) / 3, renamed
+    wrong = {path: said for path, outcome in found.items() if (said := complaint(path, outcome)) is not None}
+    assert not wrong, "\n".join(f"without {path}: {said}" for path, said in wrong.items())
+    assert sum(outcome["renamed"] for outcome in found.values()) > len(paths) / 3
 
 
 def test_this_dgl_has_all():

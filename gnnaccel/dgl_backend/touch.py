@@ -50,7 +50,7 @@ def _find(path: str, instead: Any = None, words: str = "") -> Any:
     try:
         return getattr(*_place(path))
     except AttributeError:
-        MISSING[path] = words
+        MISSING.setdefault(path, words)
         return instead
 
 
@@ -487,7 +487,7 @@ def patch(with_bridge: bool, our_kernels: bool) -> None:
                     raise
                 why = f"{type(error).__name__}: {error}"
                 MISSING[one.paths[0] if one.paths else one.ours or ""] = f"is not replaced, {why}"
-        if one.kind and (why or one.why) and one.paths[0] not in MISSING:
+        if one.kind and (why or one.why) and _is_there(one.paths[0]):
             holder, name = _place(one.paths[0])
             _replace(holder, name, _counted(getattr(holder, name), one.kind, why or one.why))
     _say()
