@@ -107,10 +107,11 @@ def _framework(name: str, binary_loads: bool, gpu: bool) -> dict:
     said = [*answer["messages"]]
     if accelerated:
         said.insert(0, "imports, and will be accelerated" + _on_cuda(name, gpu))
-    if answer.get("untried"):
-        said.append(answer["untried"])
-    found = {"version": answer["version"] or installed or "", "imports": True, "accelerated": accelerated}
-    return found | {"advice": "; ".join(said), "missing": answer.get("missing", {})}
+    found = answer["version"] or installed or ""
+    if _release(found) != _release(RUN_WITH[name]):
+        said.append(f"gnnaccel is run with {RUN_WITH[name]}, not with this version")
+    about = {"version": found, "imports": True, "accelerated": accelerated, "advice": "; ".join(said)}
+    return about | {"missing": answer.get("missing", {})}
 
 
 def _release(text: str) -> list[str]:
