@@ -52,8 +52,8 @@ class _Keep(logging.Handler):
 
 
 def framework(name: str) -> dict:
-    """Import `name` as a program under the flag would: its version, whether its backend was enabled, inner names that
-    it has not, and whether it was ever tried."""
+    """Import `name` as a program under the flag would: its version, whether its backend was enabled, and what it
+    lacks."""
     import gnnaccel
     from gnnaccel import switch
 
@@ -62,18 +62,16 @@ def framework(name: str) -> dict:
     logging.getLogger("gnnaccel").addHandler(kept)
     gnnaccel.install()
     module = importlib.import_module(name)
-    answer: dict = {
-        "version": getattr(module, "__version__", ""),
-        "accelerated": name in switch.enabled(),
-        "missing": {},
-    }
+    answer: dict = {"version": getattr(module, "__version__", ""), "accelerated": name in switch.enabled()}
+    messages = kept.messages
     if answer["accelerated"]:
         touch = importlib.import_module(f"{switch.BACKENDS[name]}.touch")
-        words = touch.MISSING if isinstance(touch.MISSING, dict) else dict.fromkeys(sorted(touch.MISSING), _OWN)
-        answer |= {"missing": words, "untried": touch.untried()}
-    of_torch = importlib.import_module("gnnaccel.touch").MISSING
-    apart = {*answer["missing"], *of_torch, answer.get("untried")} - {None}  # these are said in their own places
-    return answer | {"messages": [one for one in kept.messages if not any(words in one for words in apart)]}
+        missing = touch.MISSING if isinstance(touch.MISSING, dict) else dict.fromkeys(sorted(touch.MISSING), _OWN)
+        # What `doctor` says in places of their own.
+        apart = [*missing, *importlib.import_module("gnnaccel.touch").MISSING, touch.untried() or "never tried"]
+        messages = [one for one in messages if not any(words in one for words in apart)]
+        answer["missing"] = missing
+    return answer | {"messages": messages}
 
 
 def dgl_has_cuda() -> dict:
