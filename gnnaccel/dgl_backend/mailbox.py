@@ -15,12 +15,11 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from dgl.frame import Column, Frame
-from dgl.udf import NodeBatch
 from torch import Tensor
 
 from gnnaccel import touch
 from gnnaccel.dgl_backend.structure import receivers
+from gnnaccel.dgl_backend.touch import Column, Frame, NodeBatch, columns_of, frame_like, index_of, node_frames
 from gnnaccel.lazy.deferred import METADATA
 from gnnaccel.lazy.reduce import Unsupported, reduced, softmax, takes
 from gnnaccel.lazy.rules import ELEMENTWISE
@@ -46,7 +45,7 @@ class _Box:
 
     def __init__(self, g, trip: Trip):
         self.trip = trip
-        self.ids, itself = receivers(g._graph)
+        self.ids, itself = receivers(index_of(g))
         self.nodes = _Nodes(itself)
 
     def of_nodes(self, value: Tensor) -> _Values:
@@ -329,9 +328,9 @@ class _Batch(NodeBatch):
     """The nodes with messages. How many they are, and which, differs from DGL's batches."""
 
     def __init__(self, g, box: _Box, messages: dict):
-        frame = g._node_frames[g.get_ntype_id_from_dst(g.dsttypes[0])]
+        frame = node_frames(g)[g.get_ntype_id_from_dst(g.dsttypes[0])]
         data = Frame(num_rows=box.nodes.graph.nnz)
-        data._columns = {name: _Column(box, column) for name, column in frame._columns.items()}
+        columns_of(data).update({name: _Column(box, column) for name, column in columns_of(frame).items()})
         super().__init__(g, None, g.dsttypes[0], data, msgs=messages)
 
     def nodes(self):
@@ -404,9 +403,8 @@ def _restore(state: tuple) -> None:
 
 def _frame(g, box: _Box, found: dict) -> Frame:
     """The results as DGL's own invoke_udf_reduce returns them: of nodes without messages what a new feature has."""
-    given = g._node_frames[g.get_ntype_id_from_dst(g.dsttypes[0])]
-    out = Frame(num_rows=g.num_dst_nodes())
-    out._initializers, out._default_initializer = given._initializers, given._default_initializer
+    given = node_frames(g)[g.get_ntype_id_from_dst(g.dsttypes[0])]
+    out = frame_like(given, g.num_dst_nodes())
     if box.ids is None:
         for name, value in found.items():
             out.update_column(name, value)
