@@ -22,16 +22,16 @@ def pytest_addoption(parser):
 
 def pytest_configure(config):
     """The marks of these tests."""
+    config.addinivalue_line("markers", "only(where): of its cases, those that this function of parameters takes")
     config.addinivalue_line("markers", "reached(kinds): nine tenths of its calls must be accelerated (reached.py)")
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config, items):
     """Some cases of each test over three or more lists of parameters, of those that are asked for."""
-    if not config.getoption("--all"):
-        items[:], left_out = thinned(items)
-        if left_out:
-            config.hook.pytest_deselected(items=left_out)
+    items[:], left_out = thinned(items, config.getoption("--all"))
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
 
 
 def pytest_collection_finish():

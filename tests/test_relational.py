@@ -62,15 +62,19 @@ def pair(graph, types, given, reduce):
     return of(ops.relational_spmm), of(reference.relational_spmm)
 
 
+def _has_exact_last_bits(name, kind, dtype):
+    """What is rounded before the maps differs in its last bits."""
+    return dtype != torch.bfloat16 or (KINDS[kind][3] == "sum" and name in ("tall", "wide"))
+
+
 @pytest.mark.parametrize("least_rows", [1, 16384])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", ["no_edges", "one_edge", "empty_rows", "duplicates", "tall", "wide", "power_law"])
+@pytest.mark.only(where=_has_exact_last_bits)
 def test_matches_reference(name, kind, dtype, least_rows, monkeypatch):
     monkeypatch.setattr(_relations, "_LEAST_ROWS", least_rows)
     reduce = KINDS[kind][3]
-    if dtype == torch.bfloat16 and (reduce != "sum" or name not in ("tall", "wide")):
-        pytest.skip("what is rounded before the maps differs in its last bits")
     graph = graphs.make(name)
     types = types_of(graph)
     given = factors(graph, kind, torch.float32 if dtype == torch.bfloat16 else dtype)
