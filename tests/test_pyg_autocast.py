@@ -129,7 +129,7 @@ def test_messages(name, aggr, place, sizes):
 
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.filterwarnings("ignore::UserWarning")
-def test_layers(name, place, sizes):
+def test_layers_under_autocast(name, place, sizes):
     case = CASES[name]
     if pyg_cases.missing(case):
         pytest.skip(f"PyG needs {case.needs} for it")

@@ -58,7 +58,7 @@ def compare(got, want, tolerance):
 @pytest.mark.parametrize("t", ["one", "each", 1.0, 0.3])
 @pytest.mark.parametrize("name", SIZES)
 @pytest.mark.only(where=lambda device, dtype: device == "cuda" or dtype != torch.float16)
-def test_values_and_gradients(device, name, width, dtype, t):
+def test_values_and_gradients_of_segment_softmax(device, name, width, dtype, t):
     x, segments, t = given(device, name, width, dtype, t)
     learned = isinstance(t, torch.Tensor)
     for constant in (False,) if learned else (False, True):
@@ -87,7 +87,7 @@ def test_indices_of_32_bits(device):
 
 
 @pytest.mark.parametrize("t", ["one", "each", 0.7])
-def test_second_derivatives(device, t):
+def test_second_derivatives_of_a_segment_softmax(device, t):
     x, segments, t = given(device, "molecules", 3, torch.float64, t)
     leaves = [v for v in (x, t) if isinstance(v, torch.Tensor)]
 
