@@ -43,10 +43,11 @@ def _forked(words, environments, timeout):
     return list(zip(codes, texts, strict=True))
 
 
-def ranks(count, *arguments, timeout=240, script=TESTS / "part_ranks.py", **environment):
+def ranks(count, *arguments, timeout=240, script=TESTS / "part_ranks.py", fresh=False, **environment):
     """Run a program as `count` ranks without torchrun, whose agent ends all when one ends: [(exit code, output)].
 
-    Those that need no variables of their own, which imports may look at, and no GPU are forks of one process.
+    Those that need no variables of their own, which imports may look at, and no GPU are forks of one process. These do
+    not take their imports apart when they end, as `fresh` processes do.
     """
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -55,7 +56,7 @@ def ranks(count, *arguments, timeout=240, script=TESTS / "part_ranks.py", **envi
     meeting |= {"WORLD_SIZE": str(count), "LOCAL_WORLD_SIZE": str(count)}
     each = [meeting | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(count)]
     words = [str(script), *map(str, arguments)]
-    if not environment and "cuda" not in arguments:
+    if not (fresh or environment or "cuda" in arguments):
         return _forked(words, each, timeout)
     kept = {key: value for key, value in os.environ.items() if "GNNACCEL" not in key}
     kept |= {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"} | environment

@@ -4,6 +4,7 @@ Reads {"ranks": [[words, environment, file for the output], ...], "timeout_s": .
 with the exit codes, as subprocess has them, or null where a rank had to be ended.
 """
 
+import gc
 import json
 import os
 import runpy
@@ -11,10 +12,7 @@ import signal
 import sys
 import time
 
-import torch.distributed.checkpoint  # noqa: F401
-import torch_geometric.nn  # noqa: F401
-
-import gnnaccel  # noqa: F401
+import fault_ranks  # noqa: F401 - with what it imports, and part_ranks
 
 
 def ended(started, timeout_s):
@@ -45,6 +43,7 @@ def serve():
     return None
 
 
+gc.freeze()  # ranks share these pages, and do not go through them when they end
 if rank := serve():
     sys.argv, environment, output = rank
     os.environ.update(environment)
