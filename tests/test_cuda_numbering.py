@@ -130,7 +130,7 @@ def test_along_lists(name, kind):
 
 
 @of_layers
-def test_derivatives_of_derivatives(name):
+def test_derivatives_of_derivatives_of_numbered_sums(name):
     graph = pairs()
     scale, leaves = given(name, graph, torch.float64)
     earn(graph)
