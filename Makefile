@@ -1,5 +1,6 @@
-# make demo | test | test-sparse | soak | fuzz | build | lint | format | docs | wheel | test-wheel. Everything goes into
-# .venv; nothing else on the machine is touched. `make soak` and `make fuzz` take MINUTES=10.
+# make demo | test | test-sparse | test-pyg | test-emulated | test-all | soak | fuzz | build | lint | format | docs | wheel |
+# test-wheel. Everything goes into .venv; nothing else on the machine is touched. `make soak` and `make fuzz` take MINUTES=10.
+# `make test-all` runs the four before it with every case; they alone run cases that hold every pair of parameters.
 # Needs Python 3.11 or 3.12 with its venv module, a C++17 compiler, and the package registry.
 
 PYTHON ?= python3
@@ -20,7 +21,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # A flag set in the shell must not reach pip, pytest and the runs "without".
 unexport GNNACCEL GNNACCEL_VERBOSE GNNACCEL_PROFILE GNNACCEL_CUDA_GRAPHS
 
-.PHONY: demo test test-emulated test-sparse test-pyg soak fuzz build lint format docs wheel test-wheel clean
+.PHONY: demo test test-emulated test-sparse test-pyg test-all soak fuzz build lint format docs wheel test-wheel clean
 
 $(BIN)/python:
 	$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 12) and "the pinned tools need Python 3.11 or 3.12")'
@@ -62,10 +63,16 @@ demo: build
 	@echo; echo "== GCN and GAT of both frameworks, alone and with gnnaccel, on a generated graph of half a million edges"
 	$(BIN)/gnnaccel compare --framework dgl,pyg --model gcn,gat --dataset generated --hidden 32 --heads 2 --epochs 8 --repeats 1
 
-# A file of tests in each process, TEST_JOBS at a time. Warnings of users' own are not carried between the processes: that
-# would import DGL where nothing has made it importable.
+# In TEST_JOBS processes; one that has done its tests takes half of those that another has left. Warnings of users' own are
+# not carried between the processes: that would import DGL where nothing has made it importable.
+PARALLEL := -n $(TEST_JOBS) --dist worksteal -W ignore::UserWarning
+
 test: build
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -rs -n $(TEST_JOBS) --dist loadfile -W ignore::UserWarning tests
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -rs $(PARALLEL) tests
+
+# Full products of the lists that tests are parametrised with, as before a release (tests/pairwise.py).
+test-all: export PYTEST_ADDOPTS := --all
+test-all: test test-sparse test-pyg test-emulated
 
 # The CUDA kernels without a GPU: compiled for the CPU, run thread by thread under sanitizers.
 test-emulated: build
@@ -73,19 +80,22 @@ test-emulated: build
 
 # torch_sparse publishes no build for this torch: it is compiled from its source package, which takes minutes. It goes
 # into a folder of its own, so that every other target still sees an environment without it. Not from pip's cache,
-# which would hand out what was compiled for another torch. The tests need no CUDA half of it.
+# which would hand out what was compiled for another torch. The tests need no CUDA half of it, and no speed.
 SPARSE := $(VENV)/sparse
 SPARSE_PACKAGES := torch_scatter==2.1.2 torch_sparse==0.6.18
 
 $(VENV)/sparse.done: $(VENV)/torch.done
 	rm -rf $(SPARSE)
+	rm -rf $(VENV)/quick_cxx
 	PATH="$(abspath $(BIN)):$$PATH" FORCE_ONLY_CPU=1 MAX_JOBS="$${MAX_JOBS:-2}" \
+	  CXX=$(abspath scripts/quick_cxx) QUICK_CXX=$(abspath $(VENV))/quick_cxx \
 	  $(BIN)/pip install -q --no-cache-dir --no-build-isolation --no-deps --target $(SPARSE) $(SPARSE_PACKAGES)
 	PYTHONPATH=$(abspath $(SPARSE)) $(BIN)/python -c 'import torch_sparse'
+	rm -rf $(VENV)/quick_cxx
 	touch $@
 
 test-sparse: build $(VENV)/sparse.done
-	PYTHONPATH=$(abspath $(SPARSE)) $(BIN)/python -m pytest -q -rs tests/test_pyg*.py tests/test_examples.py
+	PYTHONPATH=$(abspath $(SPARSE)) OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -rs $(PARALLEL) tests/test_pyg*.py tests/test_examples.py -k pyg
 
 # Every layer with older versions of PyG, each in a folder of its own.
 PYGS ?= 2.5.3 2.6.1 2.7.0
@@ -98,7 +108,7 @@ $(VENV)/pyg-%/done: $(VENV)/torch.done
 
 test-pyg: build $(foreach version,$(PYGS),$(VENV)/pyg-$(version)/done)
 	@status=0; for version in $(PYGS); do echo "== PyG $$version"; \
-	  PYTHONPATH=$(abspath $(VENV))/pyg-$$version OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(TEST_JOBS) $(PYG_TESTS) || status=1; \
+	  PYTHONPATH=$(abspath $(VENV))/pyg-$$version OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q $(PARALLEL) $(PYG_TESTS) || status=1; \
 	done; exit $$status
 
 # A long run of mixed training that watches memory and fallbacks; not part of the tests.

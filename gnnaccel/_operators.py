@@ -35,7 +35,7 @@ def leave_unread() -> None:
     """For who has loaded torch._dynamo, which takes a second: have compiled autograd call the derivatives that are
     there without its warning that it cannot read them."""
     for called, backward in _unread_calls:
-        called[0] = torch._dynamo.disable(backward)
+        called[0] = torch.compiler.disable(backward)
     _unread_calls.clear()
 
 
@@ -60,9 +60,7 @@ def _unread(backward: Callable) -> Callable:
         finally:
             touch.set_eval_frame(before)
 
-    unread._torchdynamo_disable = True  # type: ignore[attr-defined]
-    unread._torchdynamo_disable_msg = "gnnaccel's derivatives run as they are"  # type: ignore[attr-defined]
-    called: list[Callable] = [unread]
+    called = [touch.unread(unread)]
     _unread_calls.append((called, backward))
 
     @functools.wraps(backward)
@@ -252,7 +250,7 @@ def register(
     torch.library.impl(full, tuple(device.upper() for device in devices))(lambda *args: checked(*packed(args)))
     torch.library.register_fake(full)(lambda *args: fake(*packed(args)))
     op = getattr(torch.ops.gnnaccel, name).default
-    arguments = op._schema.arguments
+    arguments = touch.schema_of(op).arguments
     features = [k - graphs for k in range(2 * graphs, len(arguments)) if "Tensor" in str(arguments[k].type)]
 
     def differentiable(forward: Callable) -> tuple[Any, Callable]:

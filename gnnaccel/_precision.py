@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
+from gnnaccel import touch
+
 # As of torch 2.9 the getter of old raises a RuntimeError where the new attributes (fp32_precision) have been set.
-_of: Any = getattr(torch._C, "_get_fp32_precision_getter", None)
+_of = touch.fp32_precision
 _HALVES = (torch.bfloat16, torch.float16)
 _WRITES_WIDE = hasattr(torch.ops.aten.mm, "dtype")  # on CUDA, as of torch 2.8
 

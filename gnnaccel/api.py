@@ -305,7 +305,7 @@ def invalidate(obj: Any = None) -> None:
     elif _is_dgl(obj):
         from gnnaccel import dgl_backend
 
-        dgl_backend.forget(obj._graph)
+        dgl_backend.forget(obj)
     elif isinstance(obj, Tensor):
         cache.invalidate(obj)
     elif _from_package(obj, "torch_geometric") and hasattr(obj, "stores"):

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
+from gnnaccel import touch
 from gnnaccel.nn.maxk import MaxK
 
 _LAYERS = ("torch_geometric.nn.conv.", "dgl.nn.pytorch.conv.", "gnnaccel.nn.convolution", "gnnaccel.nn.attention")
@@ -47,7 +48,7 @@ def _found(module: nn.Module, followed: bool) -> Iterator[tuple[nn.Module, str]]
 
     followed : a ModuleList of activations may be among the parts; whether a layer that sums stands beside it.
     """
-    parts = [(name, part) for name, part in module._modules.items() if part is not None]
+    parts = [(name, part) for name, part in touch.submodules(module).items() if part is not None]
     beside = any(_sums(part) or (isinstance(part, nn.ModuleList) and _has_sums(part)) for _, part in parts)
     for at, (name, part) in enumerate(parts):
         behind = any(_has_sums(later) for _, later in parts[at + 1 :])
@@ -63,7 +64,7 @@ def _calls_relu(module: nn.Module) -> bool:
     if type(module).__module__.startswith(("torch.nn.", "torch_geometric.", "dgl.", "gnnaccel.")):
         return False
     methods = (m for m in vars(type(module)).values() if isinstance(m, types.FunctionType))
-    names = {"relu", "relu_"} - set(module._modules)  # not a part of that name
+    names = {"relu", "relu_"} - set(touch.submodules(module))  # not a part of that name
     return any(names & set(m.__code__.co_names) for m in methods if m.__name__ != "__init__")
 
 
@@ -102,7 +103,7 @@ def use_maxk(model: nn.Module, k: int) -> None:
             f"{why}; make it a torch.nn.ReLU, or put gnnaccel.nn.MaxK where a ReLU is"
         )
     for owner, name in places:
-        owner._modules[name] = _InPlaceOfReLU(k).train(owner.training)
+        owner.add_module(name, _InPlaceOfReLU(k).train(owner.training))
     if calling:
         logging.getLogger("gnnaccel").warning(
             "accelerate: maxk: %s calls relu itself, which stays a ReLU; %d torch.nn.ReLU became MaxK",

@@ -12,16 +12,9 @@ from gnnaccel import touch
 def is_as_made(module: torch.nn.Module, forwards: Mapping[type, Callable]) -> bool:
     """True for a module of one of these classes, not compiled, whose `forward` is still the one beside it."""
     forward = forwards.get(type(module))
-    return forward is not None and type(module).forward is forward and not vars(module).get("_compiled_call_impl")
+    return forward is not None and type(module).forward is forward and not vars(module).get(touch.COMPILED_CALL)
 
 
 def is_watched(module: torch.nn.Module) -> bool:
     """True if somebody sees or changes the calls of `module`: then it must be called, and nothing in its place."""
-    return bool(
-        module._forward_hooks
-        or module._forward_pre_hooks
-        or module._backward_hooks
-        or module._backward_pre_hooks
-        or "forward" in vars(module)
-        or touch.has_global_hooks()
-    )
+    return touch.is_hooked(module) or bool(touch.has_global_hooks())

@@ -37,6 +37,7 @@ class Site:
 _lock = threading.Lock()
 _sites: dict[str, Site] = {}
 _messages: dict[str, int] = {}  # programs that ran as one kernel, in words
+_ages: dict[str, int] = {}  # calls of kernels by how often their graph was used, under `timing`
 on_call: Callable[[], None] | None = None  # called at every call that is counted, inside of it
 timing = False  # set by `time_calls`: CUDA calls are timed on the host, without synchronising
 on_timing: list[Callable[[bool], None]] = []  # what follows `timing`
@@ -162,6 +163,11 @@ def note(kind: str, reason: str, level: int = logging.INFO) -> None:
         log.log(level, "%s: %s", kind, reason)
 
 
+def age(word: str) -> None:
+    """Count, where calls are timed, one on a graph that is "new", "used" or "lasting"."""
+    _ages[word] = _ages.get(word, 0) + 1
+
+
 def message(words: str) -> None:
     """Count one run of a program of messages; for who asks while `timing` is on."""
     _messages[words] = _messages.get(words, 0) + 1
@@ -176,6 +182,7 @@ def reset() -> None:
     """Forget all counters."""
     _sites.clear()
     _messages.clear()
+    _ages.clear()
     _thread.derivatives.clear()
 
 
@@ -192,7 +199,7 @@ def share() -> float:
 
 def to_dict() -> dict:
     """The counters as plain data: {"version", "share", "sites": {kind: {accelerated, left, time_ms, backward_ms,
-    reasons}}, "messages": {program in words: runs}}."""
+    reasons}}, "messages": {program in words: runs}, "graphs": {"new", "used", "lasting": calls on such}}."""
     from gnnaccel import __version__
 
     return {
@@ -200,6 +207,7 @@ def to_dict() -> dict:
         "share": share(),
         "sites": {kind: asdict(site) for kind, site in snapshot().items()},
         "messages": dict(_messages),
+        "graphs": dict(_ages),
     }
 
 
@@ -232,4 +240,7 @@ def table() -> str:
     programs = [f"  {count}x {words}" for words, count in sorted(_messages.items())]
     if programs:
         programs = ["messages that ran as one kernel (docs/messages.md)", *programs, rule]
+    ages = [f"{count} on {word} ones" for word, count in sorted(_ages.items())]
+    if ages:
+        programs = [*programs, "calls by how often their graph was used (GNNACCEL_AGE): " + ", ".join(ages), rule]
     return "\n".join((title, rule, lines[0], rule, *lines[1:], rule, *programs))

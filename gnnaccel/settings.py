@@ -14,6 +14,7 @@ ANY = None  # a path, or what is checked elsewhere
 CHECKED = "_GNNACCEL_CHECKED"  # set once complaints were made: worker processes do not repeat them
 VALUES: dict[str, tuple[str, ...] | None] = {
     "GNNACCEL": ANY,  # switch.parse_flag
+    "GNNACCEL_AGE": ("new", "lasting"),
     "GNNACCEL_BACKWARD": ("threads",),
     "GNNACCEL_CUDA": ("auto", "on", "off"),  # of the build
     "GNNACCEL_CUDA_GRAPHS": ("1", "0"),

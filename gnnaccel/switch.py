@@ -209,6 +209,11 @@ def uninstall() -> None:
         os.environ[FLAG] = before
 
 
+def enabled() -> list[str]:
+    """The frameworks that are accelerated in this process."""
+    return list(_state.enabled)
+
+
 def parse_or_off(value: str | None) -> str:
     """`parse_flag`, with "off" for what it does not understand."""
     try:

@@ -7,13 +7,16 @@ slower or more careful: `MISSING` says which. One without which nothing can be r
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from functools import reduce
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
+from torch.nn import functional
 from torch.nn.modules import module as _modules
 from torch.utils._device import DeviceContext
 
@@ -30,14 +33,28 @@ NEEDED: set[str] = set()
 """Those of them without which there is no other way."""
 
 
-def _find(path: str, instead: Any, words: str) -> Any:
-    """torch.`path`, or `instead`, which `words` describes."""
+def _find(path: str, instead: Any, words: str, since: str = "0") -> Any:
+    """torch.`path`, or `instead`, which `words` describes. A torch older than `since` is not said to miss it."""
     NAMES.add(f"torch.{path}")
     try:
         return reduce(getattr, path.split("."), torch)
     except AttributeError:
-        MISSING[f"torch.{path}"] = words
+        if torch.__version__ >= since:
+            MISSING[f"torch.{path}"] = words
         return instead
+
+
+def _read(example: Any, path: str, get: Callable, instead: Callable, words: str) -> Callable:
+    """`get`, which reads attributes of instances that no class has; `instead` where `example` lacks one. `path` ends
+    with their names."""
+    owner, _, names = path.rpartition(".")
+    lacking = []
+    for name in names.split():
+        NAMES.add(f"torch.{owner}.{name}")
+        if not hasattr(example, name):
+            lacking.append(name)
+            MISSING[f"torch.{owner}.{name}"] = words
+    return instead if lacking else get
 
 
 def _need(path: str) -> Any:
@@ -55,6 +72,9 @@ plain_functions: Any = _need("_C.DisableTorchFunctionSubclass")
 """A context in which functions of torch treat our subclasses of Tensor as ordinary ones."""
 below_autograd: Any = _need("_C._AutoDispatchBelowAutograd")
 """A context in which ops run their kernels, and nothing is recorded."""
+
+make_wrapper: Callable = _need("Tensor._make_wrapper_subclass")
+"""A tensor of a subclass, without memory of its own."""
 
 _use_count = _find("Tensor._use_count", None, "kept messages stay tensors of gnnaccel's own class")
 
@@ -188,14 +208,161 @@ def in_dispatch_mode(kind: str | None = None) -> bool:
     return _mode_of(getattr(_mode_key, kind)) is not None
 
 
+# ---- modules
+
+_MODULE = torch.nn.Module()
+submodules: Callable[[Any], Any] = _read(
+    _MODULE,
+    "nn.Module()._modules",
+    lambda module: module._modules,
+    lambda module: dict(module.named_children()),
+    "it asks named_children()",
+)
+"""The submodules of a module by name; not to be written to."""
+own_parameters: Callable[[Any], Any] = _read(
+    _MODULE,
+    "nn.Module()._parameters",
+    lambda module: module._parameters,
+    lambda module: dict(module.named_parameters(recurse=False, remove_duplicate=False)),
+    "layers with a parameter that is None go the general way",
+)
+"""The parameters of a module itself by name; not to be written to."""
+set_parameter: Callable[[Any, str, Tensor], None] = _read(
+    _MODULE,
+    "nn.Module()._parameters",
+    lambda module, name, parameter: module._parameters.__setitem__(name, parameter),
+    setattr,
+    "it sets attributes",
+)
+"""Put another parameter in the place of one of a module's own."""
+own_buffers: Callable[[Any], Any] = _read(
+    _MODULE,
+    "nn.Module()._buffers",
+    lambda module: module._buffers,
+    lambda module: dict(module.named_buffers(recurse=False, remove_duplicate=False)),
+    "layers with a buffer that is None go the general way",
+)
+"""The buffers of a module itself by name; not to be written to."""
+
+_HOOKED = "all modules are taken for hooked, and layers go the general way"
+has_forward_hooks: Callable[[Any], bool] = _read(
+    _MODULE,
+    "nn.Module()._forward_hooks _forward_pre_hooks",
+    lambda module: bool(module._forward_hooks or module._forward_pre_hooks),
+    lambda module: True,
+    _HOOKED,
+)
+"""True if hooks see the calls of a module."""
+has_backward_hooks: Callable[[Any], bool] = _read(
+    _MODULE,
+    "nn.Module()._backward_hooks _backward_pre_hooks",
+    lambda module: bool(module._backward_hooks or module._backward_pre_hooks),
+    lambda module: True,
+    _HOOKED,
+)
+"""True if hooks see the derivatives of a module's calls."""
+
+
+def _is_hooked(module: Any) -> bool:
+    return bool(
+        module._forward_hooks
+        or module._forward_pre_hooks
+        or module._backward_hooks
+        or module._backward_pre_hooks
+        or "forward" in module.__dict__
+    )
+
+
+is_hooked: Callable[[Any], bool] = _read(
+    _MODULE,
+    "nn.Module()._forward_hooks _forward_pre_hooks _backward_hooks _backward_pre_hooks",
+    _is_hooked,
+    lambda module: True,
+    _HOOKED,
+)
+"""True if somebody sees or changes the calls of this very module."""
+
+_CALLS = ("_wrapped_call_impl", "_call_impl")
+PICKS, CALLS = (
+    getattr(_find(f"nn.Module.{name}", None, "models are not captured in CUDA graphs"), "__code__", None)
+    for name in _CALLS
+)
+"""Code of a module's call: what picks what is called, and what calls a module that is not compiled, with its hooks.
+None where torch has it not."""
+
+
+COMPILED_CALL = "_compiled_call_impl"
+"""Attribute of a module that torch calls in its place: what torch.compile made of it, or we."""
+_HAS_SLOT = _find(f"nn.Module.{COMPILED_CALL}", False, "models are not captured in CUDA graphs") is not False
+
+
+def without_calls() -> str | None:
+    """Why no module can be captured; None if nothing stands against it."""
+    return f"torch {torch.__version__} calls modules otherwise" if None in (PICKS, CALLS) or not _HAS_SLOT else None
+
+
+def call_plainly(module: torch.nn.Module, args: tuple, kwargs: dict) -> Any:
+    """Call a module as if it was not compiled."""
+    return module.forward(*args, **kwargs) if CALLS is None else module._call_impl(*args, **kwargs)
+
+
+def is_replica(module: torch.nn.Module) -> bool:
+    """True for what torch.nn.DataParallel makes of a module on another device."""
+    return getattr(module, "_is_replica", False)
+
+
+_find("nn.parallel.DistributedDataParallel._active_ddp_module", None, "a part inside of one is not told")  # it changes
+
+
+def active_ddp() -> Any:
+    """The DistributedDataParallel that is being called, or None."""
+    return getattr(torch.nn.parallel.DistributedDataParallel, "_active_ddp_module", None)
+
+
+norms: Any = _find(
+    "nn.modules.batchnorm._NormBase",
+    tuple(kind for name, kind in vars(torch.nn).items() if "BatchNorm" in name or "InstanceNorm" in name),
+    "it knows torch.nn's own",
+)
+"""Class, or classes, of norms over rows."""
+
 has_global_hooks: Callable[[], bool] = _find(
     "nn.modules.module._has_any_global_hook",
     lambda: any(hooks for name, hooks in vars(_modules).items() if name.startswith("_global_") and "hooks" in name),
     "it looks at each kind of hook",
 )
 """True if somebody watches all modules."""
+_GLOBAL = ("_global_backward_hooks", "_global_backward_pre_hooks")
+_global_backward = [_find(f"nn.modules.module.{name}", None, "any hook on all modules counts") for name in _GLOBAL]
+
+
+def has_global_backward_hooks() -> bool:
+    """True if somebody watches the derivatives of all modules' calls."""
+    return has_global_hooks() if None in _global_backward else any(_global_backward)
+
 
 # ---- kinds of tensors
+
+base_of: Callable[[Tensor], Tensor | None] = _read(
+    Tensor, "Tensor._base", lambda tensor: tensor._base, lambda tensor: None, "views are taken for no views"
+)
+"""The tensor that this one is a view of, if any."""
+nnz: Callable[[Tensor], int] = _find("Tensor._nnz", lambda matrix: _values(matrix).shape[0], "it counts the values")
+"""How many entries a sparse matrix has."""
+raw_values: Callable[[Tensor], Tensor] = _find("Tensor._values", Tensor.values, "it takes values() with a derivative")
+"""Their values, without a derivative."""
+
+
+def _values(matrix: Tensor) -> Tensor:
+    return (matrix.coalesce() if matrix.layout is torch.sparse_coo else matrix).values()
+
+
+new_shared: Callable[..., torch.UntypedStorage] = _find(
+    "UntypedStorage._new_shared",
+    lambda size, device: torch.UntypedStorage(size, device=device).share_memory_(),
+    "it makes ordinary memory first",
+)
+"""Memory that processes share."""
 
 _dispatch_keys = _find("_C._dispatch_keys", None, "it compares what is public")
 
@@ -252,6 +419,46 @@ def keeps_graph(unknown: bool) -> bool:
     return unknown if _keeps is None else _keeps()
 
 
+gradient_hooks: Callable[[Tensor], tuple] = _read(
+    Tensor,
+    "Tensor._backward_hooks _post_accumulate_grad_hooks",
+    lambda tensor: (tensor._backward_hooks, tensor._post_accumulate_grad_hooks),
+    lambda tensor: (object(), object()),
+    "what was captured is not replayed",
+)
+"""What holds the hooks of a tensor's gradient: the same objects as long as there are no others."""
+backward_engine: Any = _find("autograd.Variable._execution_engine", None, "models are not wrapped to follow each other")
+"""What runs backward passes; its queue_callback() takes a function to call at the end of the one that runs."""
+
+
+def backward_class(function: type[torch.autograd.Function]) -> type | None:
+    """The class of the nodes of a torch.autograd.Function; None where that is not told."""
+    return getattr(function, "_backward_cls", None)
+
+
+UNTOLD = object()
+
+
+def saved(node: Any, name: str) -> Any:
+    """What a node of autograd keeps of its call; UNTOLD where it does not say."""
+    return getattr(node, f"_saved_{name}", UNTOLD)
+
+
+def shape_of(node: Any) -> Any:
+    """Of a node's result; something that no other's is where it does not say."""
+    described = getattr(node, "_input_metadata", None)
+    return tuple(described[0].shape) if described else object()
+
+
+with torch.inference_mode(False), torch.enable_grad():
+    _x = torch.ones(2, 2, device="cpu", requires_grad=True)
+    for _y, _names in (
+        (_x[:1], "_input_metadata _saved_dim _saved_start _saved_end _saved_step"),
+        (_x.softmax(0), "_saved_dim"),
+        (functional.layer_norm(_x, (2,)), "_saved_normalized_shape"),
+    ):
+        _read(_y.grad_fn, f"autograd.graph.Node().{_names}", saved, saved, "gradients of all rows are computed")
+
 # ---- CUDA, which a torch without it lacks
 
 _HAS_CUDA = torch.backends.cuda.is_built()
@@ -269,3 +476,125 @@ raw_stream: Callable[[int], int] = _of_cuda(
 end_allocation: Callable[[int, Any], None] = _of_cuda(
     "_C._cuda_endAllocateToPool", lambda device, pool: None, "a failed capture keeps its memory"
 )
+
+_PROCESS = os.getpid()
+is_bad_fork: Callable[[], bool] = _find(
+    "cuda._is_in_bad_fork", lambda: os.getpid() != _PROCESS, "it compares numbers of processes"
+)
+"""True in a process that may not use CUDA, as its parent did."""
+spin: Callable[[int], None] = _find("cuda._sleep", lambda cycles: None, "measured times have the host's in them")
+"""Keep the device busy for so many cycles."""
+
+
+def set_timeout(options: Any, timeout: timedelta) -> None:
+    """Of a process group, by its options."""
+    if hasattr(options, "_timeout"):
+        options._timeout = timeout
+
+
+# ---- functions on tensors, and operators
+
+pytree: Any = _need("utils._pytree")
+"""Tensors in nested lists, tuples and dictionaries."""
+nn_functions: Any = _find("_C._nn", functional, "it knows torch.nn.functional's alone")
+"""Where activations stand that torch.nn.functional calls."""
+to_copy: Any = _find("ops.aten._to_copy", None, "a CBSR tensor of another dtype or device is an ordinary one")
+"""The operator behind Tensor.to()."""
+foreach_mul: Callable[[list, Any], Any] = _find(
+    "_foreach_mul",
+    lambda xs, ys: [x * y for x, y in zip(xs, ys if isinstance(ys, (list, tuple)) else [ys] * len(xs), strict=True)],
+    "it multiplies one by one",
+)
+"""Products of many tensors by one kernel."""
+
+
+def _copy_each(targets: list[Tensor], sources: list[Tensor]) -> None:
+    for target, source in zip(targets, sources, strict=True):
+        target.copy_(source)
+
+
+foreach_copy: Callable[[list[Tensor], list[Tensor]], Any] = _find("_foreach_copy_", _copy_each, "it copies one by one")
+"""Copies of many tensors by one kernel."""
+grouped_mm: Any = _find("_grouped_mm", None, "its own kernel multiplies groups of rows", since="2.8")
+"""Products of groups of rows with a matrix each, or None."""
+fp32_precision: Any = _find("_C._get_fp32_precision_getter", None, "it asks for the older setting", since="2.9")
+"""What says by backend and op how float32 is multiplied, or None."""
+
+
+def _assert_now(valid: Tensor, words: str) -> None:
+    if not valid:
+        raise RuntimeError(words)
+
+
+assert_later: Callable[[Tensor, str], None] = _find("_assert_async", _assert_now, "it waits for the result")
+"""RuntimeError unless a tensor of one number is true, found on its device."""
+_need("ops.aten.neg.default._schema")
+
+
+def schema_of(op: Any) -> Any:
+    """The schema of an operator: its arguments and what it writes to."""
+    return op._schema
+
+
+# ---- torch.compile
+
+
+def unread(function: Callable) -> Callable:
+    """Have torch._dynamo leave a function unread, without loading it for that."""
+    function._torchdynamo_disable = True  # type: ignore[attr-defined]
+    function._torchdynamo_disable_msg = "gnnaccel's derivatives run as they are"  # type: ignore[attr-defined]
+    return function
+
+
+def comptime() -> Any:
+    """Runs a function while torch.compile reads its call, and gives it what `backend_of` takes; None where that is not
+    there. Loads torch._dynamo."""
+    with contextlib.suppress(ImportError):
+        pass
+    words = "of layers in torch.compile PyG's own code is compiled"
+    context = "_dynamo.comptime.ComptimeContext._i_will_not_complain_if_bc_breaks_InstructionTranslator"
+    found = [_find(path, None, words) for path in ("_dynamo.comptime.comptime", context)]
+    return None if None in found else found[0]
+
+
+def backend_of(context: Any) -> Any:
+    """The backend of torch.compile that the code is read for."""
+    backend = context._i_will_not_complain_if_bc_breaks_InstructionTranslator().output.compiler_fn
+    while (inner := getattr(backend, "_torchdynamo_orig_backend", None)) is not None:
+        backend = inner
+    return backend
+
+
+def codegen_of(graph: torch.fx.Graph) -> Any:
+    """How an fx.Graph writes its code; None where it does not say."""
+    return getattr(graph, "_codegen", None)
+
+
+_read(torch.fx.Graph(), "fx.Graph()._codegen", codegen_of, codegen_of, "models of to_hetero() run as they are")
+
+# ---- loaders and optimizers
+
+SingleProcessIter: Any = _find(
+    "utils.data.dataloader._SingleProcessDataLoaderIter", None, "loaders draw no batch ahead of its turn"
+)
+"""The class of a loader's iterator without workers, or None."""
+
+
+def batches_of(iterator: Any) -> Any:
+    """What says which items the next batch of such an iterator has; None where that is not told."""
+    return getattr(iterator, "_sampler_iter", None)
+
+
+def set_batches(iterator: Any, batches: Any) -> None:
+    iterator._sampler_iter = batches
+
+
+def set_dataset(iterator: Any, dataset: Any) -> None:
+    if (fetcher := getattr(iterator, "_dataset_fetcher", None)) is not None:
+        fetcher.dataset = dataset
+
+
+def without_warning(optimizer: Any) -> None:
+    """Spare an optimizer's warning that its capturable steps run uncaptured, as they do before the capture."""
+    with contextlib.suppress(AttributeError):
+        optimizer._warned_capturable_if_run_uncaptured = True

@@ -148,9 +148,11 @@ def deciding_numbers(files: list[File]) -> Iterator[PLACES]:
 
 
 def own_names(files: list[File]) -> set[str]:
-    """Private names that gnnaccel itself gives to something."""
+    """Private names that gnnaccel itself gives to something, outside the files that look the frameworks' up."""
     names = set()
     for file in files:
+        if file.name in FRAMEWORKS.values():
+            continue
         for node in file.nodes:
             if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
                 names.add(node.name)

@@ -1,9 +1,11 @@
-"""Fixtures shared by all tests: a fixed seed, the thread count restored, and the devices to run on."""
+"""What all tests share: which cases run, a fixed seed, the thread count restored, and the devices to run on."""
 
+import gc
 import os
 
 import pytest
 import torch
+from pairwise import thinned
 from reached import Counted
 
 from gnnaccel import _library
@@ -13,9 +15,29 @@ from gnnaccel.lower import bounds
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
 
+def pytest_addoption(parser):
+    """`--all`, which `make test-all` gives."""
+    parser.addoption("--all", action="store_true", help="all cases, not some that hold every pair (pairwise.py)")
+
+
 def pytest_configure(config):
     """The marks of these tests."""
+    config.addinivalue_line("markers", "only(where): of its cases, those that this function of parameters takes")
     config.addinivalue_line("markers", "reached(kinds): nine tenths of its calls must be accelerated (reached.py)")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config, items):
+    """Some cases of each test over three or more lists of parameters, of those that are asked for."""
+    items[:], left_out = thinned(items, config.getoption("--all"))
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+
+
+def pytest_collection_finish():
+    """What is there by now stays: a collection of garbage, which many tests ask for, does not go through it."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.hookimpl(wrapper=True)

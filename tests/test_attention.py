@@ -58,7 +58,7 @@ FACTORS = ["plain", "mask", "dropout", "both"]
 @pytest.mark.parametrize("kind", FACTORS)
 @pytest.mark.parametrize("dtype,tolerance", [(torch.float32, 2e-5), (torch.float64, 1e-11), (torch.bfloat16, 8e-2)])
 @pytest.mark.parametrize("name,heads,feats", CASES)
-def test_matches_reference(name, heads, feats, dtype, tolerance, kind):
+def test_attention_matches_reference(name, heads, feats, dtype, tolerance, kind):
     graph = GRAPHS[name]()
     tensors = inputs(graph, heads, feats, dtype)
     given, factor = factors(kind, graph, heads, dtype)
@@ -204,7 +204,7 @@ def test_results_do_not_depend_on_threads():
         (dict(dropout=lambda g: 0.5, seed=lambda g: SEED.to("meta")), ValueError, "seed: expected device"),
     ],
 )
-def test_bad_arguments(change, error, words):
+def test_bad_arguments_of_attention(change, error, words):
     graph = GRAPHS["random"]()
     given = dict(graph=graph, x=torch.zeros(20, 2, 4), score_src=torch.zeros(20, 2), score_dst=torch.zeros(30, 2))
     given.update({name: make(graph) for name, make in change.items()})

@@ -431,7 +431,7 @@ def test_errors_are_the_steps_own():
     (lambda: gnnaccel.captured(3), TypeError, "callable"),
     (lambda: gnnaccel.captured(print, warmup=1), ValueError, "at least 2"),
 ])  # fmt: skip
-def test_bad_arguments(make, error, words):
+def test_bad_arguments_of_captured_steps(make, error, words):
     with pytest.raises(error, match=words):
         make()
 

@@ -228,7 +228,7 @@ MODELS = {
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", MODELS)
-def test_models(name):
+def test_captured_models(name):
     make_model, arguments, words = MODELS[name]
 
     def make():
@@ -398,7 +398,7 @@ def test_the_variable():
     (lambda: gnnaccel.accelerate(Net(), copy_outputs=False), ValueError, "copy_outputs"),
     (lambda: gnnaccel.accelerate(_compiled(), cuda_graphs=True), ValueError, "compiled"),
 ])  # fmt: skip
-def test_bad_arguments(make, error, words):
+def test_bad_arguments_of_captured_models(make, error, words):
     with pytest.raises(error, match=words):
         make()
 

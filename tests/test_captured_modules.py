@@ -193,7 +193,7 @@ def _switched(switch, on, off):
 
 @pytest.mark.filterwarnings("ignore:Anomaly")
 @pytest.mark.parametrize("name", MODES)
-def test_modes(name):
+def test_modes_of_captured_modules(name):
     """Every other call is made in a mode, after some without."""
 
     def step(env):

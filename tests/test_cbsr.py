@@ -236,7 +236,7 @@ def test_saving_and_copying(num_feats):
         copy.deepcopy(h * 2)
 
 
-def test_autocast():
+def test_autocast_of_compressed_rows():
     graph = graph_of(40, 40, 200)
     x, layer = torch.randn(40, 16), torch.nn.Linear(16, 16)
     with torch.autocast("cpu", torch.bfloat16):

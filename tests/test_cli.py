@@ -145,6 +145,11 @@ def machine(monkeypatch):
         ({"torch": ON_GPU, "dgl_cuda": False}, 0, ["gnnaccel's bridge takes graphs to the GPU"]),
         ({"torch_geometric": PYG | {"version": "2.3.0"}}, 0, ["2.3.0 was never tried: gnnaccel is run with 2.5"]),
         ({"torch": TORCH | {"version": "2.99.1"}}, 0, ["torch 2.99.1 was never tried: gnnaccel is run with"]),
+        (
+            {"torch": TORCH | {"missing": {"torch.a": "slower"}}, "dgl": DGL | {"missing": {"dgl.b": "no batches"}}},
+            0,
+            ["names missing torch.a, therefore: slower", "dgl.b, therefore: no batches", "ready"],
+        ),
         ({"torch": TORCH | {"version": "2.0.1"}}, 0, ["2.0.1: too old, gnnaccel needs 2.4 or later"]),
         ({"torch": {"error": "ImportError: no"}}, 1, ["torch cannot be imported: ImportError: no"]),
         ({"torch": TORCH | {"binary_error": "build it"}}, 1, ["build it"]),

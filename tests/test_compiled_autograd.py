@@ -35,7 +35,7 @@ LAYERS = {
 
 
 @pytest.mark.parametrize("name", LAYERS)
-def test_layer(name):
+def test_layer_under_compiled_autograd(name):
     torch.compiler.reset()
     report.reset()
     make, rest = LAYERS[name]

@@ -8,18 +8,18 @@ from test_super_gat import exact as super_gat_exact
 from torch.utils.checkpoint import checkpoint
 
 from gnnaccel import Graph, ops
-from gnnaccel.lower import bounds
-from gnnaccel.ops import _arrays, _numbering, reference
+from gnnaccel.lower import bounds, choose
+from gnnaccel.lower.choose import lasting
+from gnnaccel.ops import _numbering, reference
 from gnnaccel.ops._arrays import arrays_of
 from gnnaccel.ops._cores import DOT, attended
 from gnnaccel.ops.gat_layers import How
 from gnnaccel.ops.gatv2_layers import Gatv2Layer, gatv2_layers
 from gnnaccel.ops.super_gat import super_gat
-from gnnaccel.schedule.work import lasting
 from gnnaccel.schedule.worklist import Arrangement
 
 HEADS, FEATS = 2, 4
-AT_LAST = bounds.NUMBERING_USES + 1
+AT_LAST = bounds.NEW_GRAPH_USES
 
 
 def pairs(index=torch.int32):
@@ -82,11 +82,12 @@ def results(name, graph, scale, leaves):
 
 
 def places(graph):
-    return graph.slot("numbering", _arrays.Numbering).places
+    known = getattr(graph.slots, "numbering", None)
+    return None if known is None else known.places
 
 
 def earn(graph):
-    graph.slot("numbering", _arrays.Numbering).uses = AT_LAST
+    choose.age_of(graph).uses = AT_LAST
     results("gatv2", graph, *given("gatv2", graph))
     assert places(graph) is not None
 
@@ -129,7 +130,7 @@ def test_along_lists(name, kind):
 
 
 @of_layers
-def test_derivatives_of_derivatives(name):
+def test_derivatives_of_derivatives_of_numbered_sums(name):
     graph = pairs()
     scale, leaves = given(name, graph, torch.float64)
     earn(graph)
@@ -162,9 +163,9 @@ def test_checkpoints_while_it_is_earned(name, monkeypatch):
 
     options = dict(use_reentrant=False, preserve_rng_state=False)
     for uses in range(8):
-        monkeypatch.setattr(bounds, "NUMBERING_USES", 100)
+        monkeypatch.setattr(bounds, "NEW_GRAPH_USES", 100)
         want = gradients(again(), lambda f, t: f(t))
-        monkeypatch.setattr(bounds, "NUMBERING_USES", uses)
+        monkeypatch.setattr(bounds, "NEW_GRAPH_USES", uses)
         graph = again()
         for got, exact in zip(gradients(graph, lambda f, t: checkpoint(f, t, **options)), want, strict=True):
             assert torch.equal(got, exact), uses
@@ -279,10 +280,10 @@ def test_without_memory(monkeypatch):
 
     with monkeypatch.context() as changed:
         changed.setattr(_numbering, "_places", full)
-        for _ in range(AT_LAST):
+        for _ in range(1 + AT_LAST):
             results("gatv2", graph, scale, leaves)
-    assert places(graph) is None and graph.slot("numbering", None).uses < 0
-    graph.slot("numbering", None).uses = AT_LAST
+    assert places(graph) is None and graph.slots.numbering.refused
+    graph.slots.numbering.refused = False
     monkeypatch.setattr(_numbering, "try_empty_like", lambda *_: [])  # for edge_scale
     for got, exact in zip(results("gatv2", graph, scale, leaves), want, strict=True):
         assert torch.equal(got, exact)

@@ -58,7 +58,7 @@ def outcome(layer, x, index):
 
 @pytest.mark.parametrize("dtype,tolerance", [(torch.float64, 1e-9), (torch.float32, 1e-3)])
 @pytest.mark.parametrize("name", LAYERS)
-def test_layers(name, dtype, tolerance):
+def test_pyg_layers_on_cuda(name, dtype, tolerance):
     torch.manual_seed(1)
     plain = LAYERS[name]().to("cuda", dtype)
     x, index = problem(dtype)

@@ -10,7 +10,7 @@ from cuda_cases import DEVICE, DTYPES, EMULATED, INDEX, build, check, mixed, ran
 import gnnaccel
 from gnnaccel import ops, schedule, tiles
 from gnnaccel.graph.csr import Graph
-from gnnaccel.lower import bounds
+from gnnaccel.lower import bounds, choose
 from gnnaccel.ops import reference
 from gnnaccel.tiles import gate
 from gnnaccel.tiles.translate import Tiles, translate
@@ -263,7 +263,7 @@ def test_nothing_is_made_under_a_transform(mode, by_tiles):
     """The call that would earn tiles and lists, while they would belong to the transform."""
     torch.use_deterministic_algorithms(False)
     graph, x = dense_blocks(), rand(1024, 64)
-    schedule.of(graph)._uses = 50
+    choose.age_of(graph).uses = bounds.LASTING_USES
 
     def call(y):
         return (ops.spmm(graph, x) * y).sum()

@@ -12,7 +12,7 @@ OURS_ALONE = ("GlobalAttentionPooling", "GlobalAttentionPooling with its attenti
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_autocast(name):
+def test_autocast_of_dgl_functions(name):
     case = CASES[name]
     where = case.graphs[0]
     call, inputs, module = case.bind(where, torch.float32)

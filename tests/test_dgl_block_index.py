@@ -86,7 +86,7 @@ MADE = {
     "to the CPU": lambda g: g.to("cpu"),
     "batch": lambda g: dgl.batch([dgl.block_to_graph(g)] * 2),
     "edge_subgraph": lambda g: dgl.edge_subgraph(g, at(1, 4)(g), relabel_nodes=False),
-    "forgotten": lambda g: dgl_backend.forget(g._graph) or summed(g),
+    "forgotten": lambda g: dgl_backend.forget(g) or summed(g),
     "dir": lambda g: torch.tensor(len(dir(g._graph)) > 9),
     "is_multigraph": lambda g: torch.tensor(g.is_multigraph),
 }

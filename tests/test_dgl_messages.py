@@ -352,7 +352,7 @@ def test_a_kept_feature_holds_what_it_held():
     assert not kept[0].src["h"].any()
 
 
-def test_second_derivatives():
+def test_second_derivatives_of_messages_and_mailboxes():
     g, x = graph(loops=True), rand(40, WIDE)
 
     def run(h):
@@ -371,7 +371,7 @@ def test_second_derivatives():
     torch.testing.assert_close(found[1], found[0])
 
 
-def test_modes():
+def test_modes_of_dgl_messages():
     """No gradients, inference mode, forward-mode and functorch (DGL's own classes word their error)."""
     g, x = graph(loops=True), rand(40, WIDE)
 

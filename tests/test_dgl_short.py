@@ -264,11 +264,12 @@ def test_shapes_and_autocast(x_shape, w_shape, mode):
 
 def test_later_uses_of_a_graph_make_its_call_ready():
     dgl_backend.enable()
-    g, layer = graph(), dglnn.SAGEConv(3, 4, "mean").double()
-    g.ndata["h"] = rand(40, 3)
-    for call in (lambda: g.update_all(fn.copy_u("h", "m"), fn.sum("m", "n")), lambda: layer(g, g.ndata["h"])):
+    layer = dglnn.SAGEConv(3, 4, "mean").double()
+    for call in (lambda g: g.update_all(fn.copy_u("h", "m"), fn.sum("m", "n")), lambda g: layer(g, g.ndata["h"])):
+        g = graph()
+        g.ndata["h"] = rand(40, 3)
         before = [*calls_of(structure(g._graph)).values()]
         for kind in [Once] * bounds.NEW_GRAPH_USES + [Ready] * 2:
-            call()
+            call(g)
             made = [r for r in calls_of(structure(g._graph)).values() if r not in before]
             assert [type(r) for r in made] == [kind]

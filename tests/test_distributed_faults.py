@@ -88,7 +88,7 @@ def test_what_one_rank_cannot_load_ends_all(small, tmp_path):
 )
 def test_gloo_ends_before_python_does(how, code, said):
     """Or a thread of gloo's that lets go of tensors while Python ends aborts the process, after a few runs in 100."""
-    for done, output in ranks(2, "leaves", how, timeout=120, script=FAULTS):
+    for done, output in ranks(2, "leaves", how, timeout=120, script=FAULTS, fresh=True):
         assert done == code and said in output and output.endswith("left in order\n"), output
 
 

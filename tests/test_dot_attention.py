@@ -48,7 +48,7 @@ DTYPES = [(torch.float32, 2e-5), (torch.float64, 1e-11), (torch.bfloat16, 8e-2)]
 @pytest.mark.parametrize("kind", FACTORS)
 @pytest.mark.parametrize("dtype,tolerance", DTYPES)
 @pytest.mark.parametrize("name,heads,feats", [*CASES, ("random", 2, 0)])
-def test_matches_reference(name, heads, feats, dtype, tolerance, kind, biased):
+def test_dot_attention_matches_reference(name, heads, feats, dtype, tolerance, kind, biased):
     graph = ALL[name]()
     tensors = inputs(graph, heads, feats, dtype) + [edge_scores(graph, heads, dtype)] * biased
     given, factor = factors(kind, graph, heads, dtype)
@@ -132,7 +132,7 @@ def test_no_nodes_on_a_side(rows, cols):
 
 @pytest.mark.parametrize("edges", [200, 3000])  # the larger one does not write the gradients of the scores down
 @pytest.mark.parametrize("wanted", [(1, 0, 0), (0, 1, 0), (0, 0, 1), (1, 0, 1), (1, 1, 1)])
-def test_some_gradients_alone(wanted, edges):
+def test_some_gradients_alone_of_dot_attention(wanted, edges):
     graph = random_graph(30, 20, edges, 0)
     assert (edges > 4 * 30 * 5) == (edges == 3000)
     leaves = [
@@ -191,7 +191,7 @@ def test_results_do_not_depend_on_threads():
         (dict(graph="graph"), TypeError, "gnnaccel.Graph"),
     ],
 )
-def test_bad_arguments(change, error, words):
+def test_bad_arguments_of_dot_attention(change, error, words):
     key = torch.zeros(20, 2, 4)
     given = dict(graph=ALL["random"](), query=torch.zeros(30, 2, 4), key=key, value=key) | change
     with pytest.raises(error, match=words):

@@ -20,7 +20,7 @@ def inputs(graph, heads, feats, dtype):
 
 @pytest.mark.parametrize("dtype,tolerance", [(torch.float32, 2e-5), (torch.float64, 1e-12)])
 @pytest.mark.parametrize("name,heads,feats", CASES)
-def test_matches_reference(name, heads, feats, dtype, tolerance):
+def test_gatv2_scores_matches_reference(name, heads, feats, dtype, tolerance):
     graph = GRAPHS[name]()
     leaves = inputs(graph, heads, feats, dtype)
     exact = [t.detach().double().requires_grad_() for t in leaves]
@@ -35,7 +35,7 @@ def test_matches_reference(name, heads, feats, dtype, tolerance):
 
 
 @pytest.mark.parametrize("wanted", [(1, 0, 0), (0, 1, 0), (0, 0, 1), (1, 1, 0)])
-def test_some_gradients_alone(wanted):
+def test_some_gradients_alone_of_gatv2_scores(wanted):
     graph = random_graph(30, 20, 200, 0)
     leaves = [
         t.detach().requires_grad_(bool(w)) for t, w in zip(inputs(graph, 2, 8, torch.float64), wanted, strict=True)
@@ -79,7 +79,7 @@ def test_registration_and_derivatives():
         (dict(graph="graph"), TypeError, "gnnaccel.Graph"),
     ],
 )
-def test_bad_arguments(change, error, words):
+def test_bad_arguments_of_gatv2_scores(change, error, words):
     given = dict(graph=GRAPHS["random"](), x=torch.zeros(20, 2, 4), y=torch.zeros(30, 2, 4), vectors=torch.zeros(2, 4))
     given.update(change)
     with pytest.raises(error, match=words):

@@ -1,4 +1,4 @@
-"""GATv2 layers of several edge types as one node of autograd, against the definition, in float64."""
+"""GATv2 layers of several edge types as one node of autograd; test_layer_contracts.py has more."""
 
 import pytest
 import torch
@@ -54,51 +54,6 @@ def definition(layer, how):
 
 def wanted(targets, how):
     return [sum(definition(layer, how) for layer in layers) for layers in targets]
-
-
-@pytest.mark.parametrize(
-    "heads, outputs, concat, biases", [(1, 4, True, True), (2, 3, True, False), (3, 4, False, True)]
-)
-@pytest.mark.parametrize("name", CASES)
-def test_against_the_definition(name, heads, outputs, concat, biases):
-    targets, leaves = case(name, heads, outputs, concat, biases)
-    how, (kept, _) = How(0.2, concat), keeper()
-    want = wanted(targets, how)
-    grads = [values(*out.shape, seed=80 + i).detach() for i, out in enumerate(want)]
-    expected = torch.autograd.grad(want, leaves, grads)
-    assert takes([layer for layers in targets for layer in layers])
-    for _ in range(2):
-        got = gatv2_layers(targets, how, kept)
-        torch.testing.assert_close(got, want)
-        torch.testing.assert_close(torch.autograd.grad(got, leaves, grads), expected)
-    with torch.no_grad():
-        torch.testing.assert_close(gatv2_layers(targets, how, kept), want)
-
-
-@pytest.mark.parametrize("again", [False, True])
-@pytest.mark.parametrize("used", [(0,), (1, 2), (2,)])
-def test_of_what_nothing_is_made_there_are_no_gradients(used, again):
-    how = How(0.1, True)
-    targets, leaves = case("into all", 2, 4, True)
-    found = []
-    for outs in (gatv2_layers(targets, how, keeper()[0]), wanted(targets, how)):
-        loss = [outs[i].square().sum() for i in used]
-        found.append(torch.autograd.grad(loss, leaves, allow_unused=True, create_graph=again))
-    assert [a is None for a in found[0]] == [b is None for b in found[1]]
-    torch.testing.assert_close(*[[each for each in part if each is not None] for part in found])
-
-
-def test_second_derivatives_and_several_vectors_at_once():
-    how = How(0.2, True)
-    targets, leaves = case("into one", 2, 2, True)
-    made = []
-    for function in (lambda: gatv2_layers(targets, how, keeper()[0]), lambda: wanted(targets, how)):
-        outs = function()
-        first = torch.autograd.grad([out.square().sum() for out in outs], leaves, create_graph=True)
-        second = torch.autograd.grad(sum(each.sin().sum() for each in first), leaves)
-        many = [torch.stack([torch.full_like(out, 1.0 + k) for k in range(3)]) for out in outs]
-        made.append((first, second, torch.autograd.grad(function(), leaves, many, is_grads_batched=True)))
-    torch.testing.assert_close(*made)
 
 
 @pytest.mark.parametrize("frozen", [0, -1])

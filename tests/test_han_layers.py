@@ -1,8 +1,8 @@
-"""HAN's attention over several types of edges, against its definition edge by edge, in float64."""
+"""HAN's attention over several types of edges, and across them: definition; test_layer_contracts.py has more."""
 
 import pytest
 import torch
-from test_hgt_layers import edges, gradients, some
+from test_hgt_layers import edges, some
 from test_relation_sums import values
 
 from gnnaccel.ops.han_layers import Maps, across, han_attention, planned, takes
@@ -52,49 +52,6 @@ def definition(maps, described, scaled=True):
             rows.append((alpha.unsqueeze(-1) * features).sum(0).flatten())
         outs.setdefault(target, []).append(torch.stack(rows) if rows else mapped[target].flatten(1))
     return [torch.stack(outs[target], 1) for target in sorted(outs)]
-
-
-@pytest.mark.parametrize("scaled", [True, False])
-@pytest.mark.parametrize("heads, width", [(2, 3), (1, 4), (3, 4)])
-@pytest.mark.parametrize("name", CASES)
-def test_against_the_definition(name, heads, width, scaled):
-    plan, maps, leaves, described = case(name, heads, width)
-    want = definition(maps, described, scaled)
-    grads = [values(*out.shape, seed=80 + i).detach() for i, out in enumerate(want)]
-    expected = gradients(want, leaves, grads)
-    scale = described[2][plan.order] if scaled else None
-    assert takes(plan, maps, SLOPE)
-    for _ in range(2):
-        got = han_attention(plan, maps, scale, SLOPE)
-        torch.testing.assert_close(got, want)
-        torch.testing.assert_close(gradients(got, leaves, grads), expected)
-    with torch.no_grad():
-        torch.testing.assert_close(han_attention(plan, maps, scale, SLOPE), want)
-
-
-@pytest.mark.parametrize("second", [False, True])
-@pytest.mark.parametrize("used", [(0,), (1, 2), (2,)])
-def test_of_what_nothing_is_made_there_are_no_gradients(used, second):
-    plan, maps, leaves, described = case("into all")
-    found = []
-    for outs in (han_attention(plan, maps, None, SLOPE), definition(maps, described, False)):
-        loss = sum(outs[i].square().sum() for i in used)
-        found.append(torch.autograd.grad(loss, leaves, allow_unused=True, create_graph=second))
-    assert [a is None for a in found[0]] == [b is None for b in found[1]]
-    torch.testing.assert_close(*[[each for each in part if each is not None] for part in found])
-
-
-def test_second_derivatives_and_several_vectors_at_once():
-    plan, maps, leaves, described = case("into one")
-    scale, made = described[2][plan.order], []
-    for function in (lambda: han_attention(plan, maps, scale, SLOPE), lambda: definition(maps, described)):
-        outs = function()
-        first = torch.autograd.grad([out.sin().sum() for out in outs], leaves, create_graph=True)
-        second = torch.autograd.grad(sum(each.sin().sum() for each in first), leaves)
-        many = [torch.stack([torch.full_like(out, 1.0 + k) for k in range(3)]) for out in outs]
-        batched = torch.autograd.grad(function(), leaves, many, is_grads_batched=True)
-        made.append([some(part) for part in (first, second, batched)])
-    torch.testing.assert_close(*made)
 
 
 def test_what_is_left_alone():

@@ -1,5 +1,6 @@
 """HGT over several types of nodes and edges, against its definition edge by edge, in float64."""
 
+import layer_contracts as contracts
 import pytest
 import torch
 from test_relation_sums import values
@@ -100,6 +101,10 @@ def some(grads):
     return [grad for grad in grads if grad is not None and grad.count_nonzero()]
 
 
+def op(arguments, leaves, described):
+    return contracts.Op(lambda: hgt_layer(*arguments), lambda: definition(arguments, described), leaves, has_zeros=True)
+
+
 def gradients(outs, leaves, grads):
     found = torch.autograd.grad(outs, leaves, grads, allow_unused=True)
     return [torch.zeros_like(leaf) if grad is None else grad for leaf, grad in zip(leaves, found, strict=True)]
@@ -109,19 +114,18 @@ def gradients(outs, leaves, grads):
 @pytest.mark.parametrize("heads, width", [(2, 3), (1, 6), (2, 4)])
 @pytest.mark.parametrize("widths", WIDTHS)
 @pytest.mark.parametrize("name", CASES)
-def test_against_the_definition(name, widths, heads, width, way, monkeypatch):
+def test_results_and_gradients_of_hgt(name, widths, heads, width, way, monkeypatch):
     if way != "folded":
         monkeypatch.setattr(hgt_layers, "_folds", lambda *_: False)
-    arguments, leaves, described = case(name, widths, heads, width)
-    want = definition(arguments, described)
-    grads = [values(*out.shape, seed=80 + i).detach() for i, out in enumerate(want)]
-    expected = gradients(want, leaves, grads)
-    for _ in range(2):
-        got = hgt_layer(*arguments)
-        torch.testing.assert_close(got, want)
-        torch.testing.assert_close(gradients(got, leaves, grads), expected)
-    with torch.no_grad():
-        torch.testing.assert_close(hgt_layer(*arguments), want)
+    contracts.results_and_gradients(op(*case(name, widths, heads, width)))
+
+
+def test_second_derivatives_of_hgt():
+    contracts.second_derivatives(op(*case("into one", "one width")))
+
+
+def test_gradients_of_several_vectors_at_once_of_hgt():
+    contracts.gradients_of_several_vectors_at_once(op(*case("into one", "one width")))
 
 
 def test_single_precision():
@@ -153,28 +157,9 @@ def test_which_sources_have_keys(keys):
 def test_results_that_nothing_is_made_of(used, second):
     """Their maps have no gradients; what is attended is one for all types, and has."""
     arguments, leaves, described = case("into all", "one width")
-    found = []
-    for outs in (hgt_layer(*arguments), definition(arguments, described)):
-        loss = sum(outs[i].square().sum() for i in used)
-        found.append(torch.autograd.grad(loss, leaves, allow_unused=True, create_graph=second))
+    found = contracts.gradients_where_some_results_are_used(op(arguments, leaves, described), used, second)
     after = len(arguments[3].weights) * 3
     assert [a is None for a in found[0][-after:]] == [b is None for b in found[1][-after:]]
-    for a, b, leaf in zip(*found, leaves, strict=True):
-        a, b = (torch.zeros_like(leaf) if grad is None else grad for grad in (a, b))
-        torch.testing.assert_close(a, b)
-
-
-def test_second_derivatives_and_several_vectors_at_once():
-    arguments, leaves, described = case("into one", "one width")
-    made = []
-    for function in (lambda: hgt_layer(*arguments), lambda: definition(arguments, described)):
-        outs = function()
-        first = torch.autograd.grad([out.sin().sum() for out in outs], leaves, create_graph=True, allow_unused=True)
-        second = torch.autograd.grad(sum(each.sin().sum() for each in some(first)), leaves, allow_unused=True)
-        many = [torch.stack([torch.full_like(out, 1.0 + k) for k in range(3)]) for out in outs]
-        batched = torch.autograd.grad(function(), leaves, many, is_grads_batched=True, allow_unused=True)
-        made.append([some(part) for part in (first, second, batched)])
-    torch.testing.assert_close(*made)
 
 
 @pytest.mark.parametrize("frozen", ["keys", "weights", "skips", "x"])

@@ -54,7 +54,7 @@ def inputs(op, graph, heads, feats, dtype, device="cpu"):
 @pytest.mark.parametrize(("heads", "feats"), [(1, 1), (2, 7), (4, 16), (1, 129)])
 @pytest.mark.parametrize("op", [gat, gatv2, dot, gated])
 @pytest.mark.parametrize("device", DEVICES)
-def test_matches_reference(device, op, heads, feats, dtype, scaled):
+def test_layer_ops_matches_reference(device, op, heads, feats, dtype, scaled):
     torch.manual_seed(0)
     graph = square(device)
     scale = torch.rand(graph.nnz, heads, device=device).to(dtype) if scaled else None
@@ -77,7 +77,7 @@ def test_graphs_of_all_kinds(op, name):
 
 
 @pytest.mark.parametrize("op", [gat, gatv2, dot, gated])
-def test_derivatives_of_derivatives(op):
+def test_derivatives_of_derivatives_of_layer_ops(op):
     graph = random_graph(6, 6, 20, 4)
     leaves = [t.requires_grad_() for t in inputs(op, graph, 2, 3, torch.float64)]
     ours, _ = op(graph, None)
@@ -87,7 +87,7 @@ def test_derivatives_of_derivatives(op):
 
 @pytest.mark.parametrize("wanted", [(1, 0, 0), (0, 1, 0), (0, 0, 1)])
 @pytest.mark.parametrize("op", [gat, gatv2, dot, gated])
-def test_some_gradients_alone(op, wanted):
+def test_some_gradients_alone_of_layer_ops(op, wanted):
     graph = square()
     ours, exact = op(graph, None)
     leaves = [t.requires_grad_(bool(w)) for t, w in zip(inputs(op, graph, 2, 8, torch.float64), wanted, strict=True)]

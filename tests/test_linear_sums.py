@@ -73,7 +73,7 @@ def leaves(shapes, dtype=torch.float64):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("name", ["power_law", "duplicates", "loops", "one_edge"])
-def test_against_the_reference(name, form, dtype):
+def test_linear_sums_against_the_reference(name, form, dtype):
     ours, exact, shapes = FORMS[form](again(name))
     for _ in range(3):  # once, ready with its backward, ready
         check(ours, exact, *(rand(*shape, dtype=dtype) for shape in shapes))
@@ -103,7 +103,7 @@ def test_between_two_kinds_of_nodes(rows, cols, edges):
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_derivatives_of_derivatives(form):
+def test_derivatives_of_derivatives_of_linear_sums(form):
     u, v = torch.tensor([[0, 1, 2, 3, 3, 0], [1, 2, 0, 3, 1, 1]])
     graph = Graph.from_coo(u, v, num_rows=4, num_cols=4)
     ours, _, shapes = FORMS[form](graph)
@@ -113,7 +113,7 @@ def test_derivatives_of_derivatives(form):
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_some_gradients_alone(form):
+def test_some_gradients_alone_of_linear_sums(form):
     ours, exact, shapes = FORMS[form](again())
     for wanted in range(len(shapes)):
         given = [t.requires_grad_(k == wanted) for k, t in enumerate(leaves(shapes))]
@@ -138,7 +138,7 @@ def test_all_gradients_but_one(form, frozen):
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_modes(form):
+def test_modes_of_linear_sums(form):
     ours, _, shapes = FORMS[form](again())
     given = leaves(shapes)
     out = ours(*given)

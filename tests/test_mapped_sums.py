@@ -48,7 +48,7 @@ def defined(graph, x, maps, width, form):
 
 
 @pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
-def test_values_and_gradients(form, monkeypatch):
+def test_values_and_gradients_of_mapped_sums(form, monkeypatch):
     monkeypatch.setattr(bounds, "MAPPED_SUM_ROWS", 7)  # several blocks
     graph = graph_of(N, N, 300)
     cases = ((8, torch.float64, 1e-9), (F, torch.float64, 1e-9), (5, torch.float32, 1e-4), (8, torch.bfloat16, 0.1))
@@ -77,7 +77,7 @@ def test_values_and_gradients(form, monkeypatch):
 
 
 @pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
-def test_second_derivatives(form):
+def test_second_derivatives_of_mapped_sums(form):
     graph = graph_of(N, N, 300)
     x, maps, starts = layer_of(form, 4, torch.float64)
     found = []
@@ -133,7 +133,7 @@ def test_what_is_left_to_other_ops():
 
 @pytest.mark.parametrize("name", ["FiLMConv", "LEConv"])
 @pytest.mark.parametrize("frozen", [False, True])
-def test_layers(name, frozen, monkeypatch):
+def test_layers_of_mapped_sums(name, frozen, monkeypatch):
     """Both run so where messages are many, with PyG's results; their models keep their memory."""
     monkeypatch.setitem(bounds.FEW_MESSAGES, "cpu", 0)
     torch.manual_seed(0)

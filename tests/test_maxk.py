@@ -221,7 +221,7 @@ def test_dense_where_nothing_is_won(monkeypatch):
 
 
 @pytest.mark.parametrize("make", [gnn.GCN, gnn.GraphSAGE, gnn.GIN])
-def test_models(make):
+def test_models_with_maxk(make):
     """Trains with MaxK, and is the same function of its parameters as with the dense tensor."""
     torch.manual_seed(0)
     graph = graph_of(40, 40, 300).with_self_loops()

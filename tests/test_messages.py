@@ -206,7 +206,7 @@ def test_views_and_columns():
     )
 
 
-def test_modes():
+def test_modes_of_generated_messages():
     """Where torch listens: the op is seen, its fakes have the right shapes, and transforms go through."""
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.utils._python_dispatch import TorchDispatchMode

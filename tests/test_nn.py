@@ -104,7 +104,7 @@ def test_agnn(learn):
     assert len(list(ours.parameters())) == learn and "beta" in ours.state_dict()
 
 
-def test_autocast():
+def test_autocast_of_own_layers():
     graph, x = random_graph(30, 30, 300, 2), torch.randn(30, 6)
     for conv in (nn.GATConv(6, 4, 2), nn.AGNNConv()):
         with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -112,7 +112,7 @@ def test_autocast():
         torch.testing.assert_close(out.float(), conv(graph, x), rtol=0, atol=0.1)
 
 
-def test_bad_arguments():
+def test_bad_arguments_of_own_layers():
     graph = random_graph(30, 30, 300, 2)
     x = torch.randn(30, 6)
     with pytest.raises(ValueError, match="edge_feats"):

@@ -229,7 +229,7 @@ NAMES = (
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("layer", ["GINConv", "GINEConv"])
-def test_layers(layer, name, monkeypatch):
+def test_pyg_layers_with_norms(layer, name, monkeypatch):
     """As PyG has them, with their statistics."""
     pyg = pytest.importorskip("torch_geometric.nn")
     from gnnaccel import pyg_backend

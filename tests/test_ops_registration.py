@@ -313,7 +313,7 @@ def test_gradients_are_asked_for_only_where_needed():
     assert g._transposed is not None
 
 
-def test_autocast():
+def test_autocast_of_ops():
     """Ops run in the dtype they are given; where two meet under autocast, in the wider one, as torch.mul does."""
     g = small()
     x, w = rand(g.num_cols, 4, dtype=torch.bfloat16), rand(g.nnz, 1, dtype=torch.float32)

@@ -34,7 +34,7 @@ def expected(graph, x, eps):
 
 @pytest.mark.parametrize("graded", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
-def test_values_and_gradients(device, dtype, graded):
+def test_values_and_gradients_of_own_sum(device, dtype, graded):
     graph, x, eps = given(device, dtype, graded)
     leaves = (x, eps) if graded else (x,)
     tolerance = {torch.float32: 1e-5, torch.float64: 1e-12, torch.bfloat16: 2e-2}[dtype]
@@ -139,7 +139,7 @@ def test_the_gradient_of_eps_beside_narrow_features(device, mapped):
     torch.testing.assert_close(torch.autograd.grad(out, eps, upstream)[0], want, rtol=1e-5, atol=0)
 
 
-def test_second_derivatives(device):
+def test_second_derivatives_of_an_own_sum(device):
     graph, x, eps = given(device, torch.float64, True)
     assert torch.autograd.gradgradcheck(lambda x, eps: own_sum(graph, x, eps), (x, eps))
 

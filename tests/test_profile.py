@@ -79,7 +79,7 @@ def test_a_derivative_in_a_derivative_is_counted_once(monkeypatch):
     assert site.backward_ms == 3000.0
 
 
-def test_second_derivatives():
+def test_second_derivatives_are_timed_by_call():
     graph, x = graph_and_x()
     weight = rand(graph.nnz).requires_grad_()
     with report.accelerated("kind"):

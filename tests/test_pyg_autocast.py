@@ -130,7 +130,7 @@ def test_messages(name, aggr, place, sizes):
 
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.filterwarnings("ignore::UserWarning")
-def test_layers(name, place, sizes):
+def test_layers_under_autocast(name, place, sizes):
     case = CASES[name]
     if pyg_cases.missing(case):
         pytest.skip(f"PyG needs {case.needs} for it")
@@ -235,11 +235,10 @@ TRAINED = {
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("name", TRAINED)
 @pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.only(where=lambda place, dtype: place == "cuda" or dtype != torch.float16)  # sums take none on the CPU
 def test_gradients_that_a_scaler_has_multiplied(name, dtype, given_dtype, place):
     """As near to float64 as PyG's own, or within the digits of the narrow dtype; a gradient of one number, which is one
     draw of its error, in the mean of many."""
-    if place == "cpu" and dtype == torch.float16:
-        pytest.skip("PyG's own scatter, and our sums, take no float16 on the CPU")
     torch.manual_seed(0)
     plain = TRAINED[name]().to(place)
     layers = [plain, accelerate(copy.deepcopy(plain)), copy.deepcopy(plain).double()]

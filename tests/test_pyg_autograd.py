@@ -154,7 +154,7 @@ def test_anomaly_mode(name):
 
 
 @pytest.mark.parametrize("name", LAYERS)
-def test_autocast(name):
+def test_autocast_of_pyg_layers(name):
     """bfloat16 under autocast: PyG's dtypes, gradients in the parameters' own."""
 
     def program(wrap):

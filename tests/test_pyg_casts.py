@@ -49,7 +49,7 @@ _MOST = 1.12
 
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.filterwarnings("ignore::UserWarning")
-def test_layers(name):
+def test_layers_that_cast(name):
     case = CASES[name]
     if pyg_cases.missing(case):
         pytest.skip(f"PyG needs {case.needs} for it")

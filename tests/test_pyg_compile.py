@@ -185,7 +185,9 @@ def test_ahead_of_time(tmp_path):
     dynamic = {"x": None, "edge_index": {1: torch.export.Dim("edges", min=2)}}
     exported = torch.export.export(model, (x.detach(), index), dynamic_shapes=dynamic)
     assert not any("gnnaccel" in str(node.target) for node in exported.graph.nodes)
-    path = torch._inductor.aoti_compile_and_package(exported, package_path=str(tmp_path / "model.pt2"))
+    quick = {"aot_inductor.precompile_headers": False, "aot_inductor.compile_wrapper_opt_level": "O0"}
+    where = str(tmp_path / "model.pt2")
+    path = torch._inductor.aoti_compile_and_package(exported, package_path=where, inductor_configs=quick)
     run = torch._inductor.aoti_load_package(path)
     with torch.no_grad():
         for given in (index, edges(seed=5), edges(count=E - 30, seed=6)):

@@ -134,7 +134,7 @@ BIPARTITE = {
 
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 @pytest.mark.parametrize("name", LAYERS)
-def test_layer(name, backend, sorts):
+def test_compiled_layer(name, backend, sorts):
     make, rest = LAYERS[name]
     plain, model = pair_of(make)
     run, x, index = compiled(model, backend=backend), rand(N, D), edges()
@@ -506,7 +506,7 @@ def test_loops_keep_their_numbers(flipped):
     assert graph is of_described(index, N, N, "one", flipped) and graph.nnz == len(ids)
 
 
-def test_second_derivatives():
+def test_second_derivatives_of_ops_on_edges():
     """Of ops whose formulas run outside of a compiled program, as torch.compile's eager backend has them."""
     index = edges()
     graph = Graph.from_coo(index[1], index[0], num_rows=N, num_cols=N)

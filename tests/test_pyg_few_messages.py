@@ -8,8 +8,7 @@ import torch
 from torch_geometric import nn
 
 from gnnaccel import pyg_backend, report
-from gnnaccel.lazy import blocks
-from gnnaccel.lower import bounds
+from gnnaccel.lower import bounds, choose
 from gnnaccel.pyg_backend import propagate
 
 N, E, D = 12, 40, 6
@@ -309,5 +308,5 @@ def test_few_edges_of_several_types(name, many, device, monkeypatch):
 def test_short_rows(edges, nodes, few, monkeypatch):
     """Twice as many messages are few where a node has four edges at most, on the CPU."""
     monkeypatch.setattr(bounds, "FEW_MESSAGES", {"cpu": 320, "cuda": 320})
-    assert blocks.are_few("cpu", edges, nodes, 8) == few
-    assert blocks.are_few("cuda", edges, nodes, 8) == (edges == 40)
+    assert choose.are_few(device="cpu", edges=edges, nodes=nodes, width=8) == few
+    assert choose.are_few(device="cuda", edges=edges, nodes=nodes, width=8) == (edges == 40)

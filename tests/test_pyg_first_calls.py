@@ -9,7 +9,7 @@ from torch_geometric import nn
 
 import gnnaccel
 from gnnaccel import pyg_backend, report
-from gnnaccel.lower import bounds
+from gnnaccel.lower import bounds, choose
 from gnnaccel.pyg_backend.propagate import NEW
 
 N, E, D = 12, 40, 6
@@ -62,7 +62,7 @@ def test_the_second_call_is_ours(name, at_first):
     assert run(layer, index.clone())[0]  # other edges
 
 
-def test_each_layer_sees_a_batch_once(at_first):
+def test_each_layer_sees_a_batch_once(at_first, monkeypatch):
     """Two layers that use the edges of a batch once each leave both calls to PyG; one that comes again has all ours."""
     one, two = (pyg_backend.accelerate(nn.SAGEConv(D, D)) for _ in range(2))
     index = edges()
@@ -71,6 +71,10 @@ def test_each_layer_sees_a_batch_once(at_first):
     assert not run(pyg_backend.accelerate(nn.SAGEConv(D, D)), index)[0]
     index[0, 0] = (index[0, 0] + 1) % N  # written into: edges that nobody has seen
     assert run(one, index)[0]
+    for age in ("new", "lasting"):
+        monkeypatch.setattr(choose, "fixed", age)
+        other = edges()
+        assert [run(one, other)[0] for _ in range(3)] == [age == "new"] * 3
 
 
 def test_what_is_never_left(at_first, monkeypatch):
@@ -80,9 +84,8 @@ def test_what_is_never_left(at_first, monkeypatch):
     prepared = edges()
     gnnaccel.prepare(prepared, num_nodes=N)
     assert not run(layer, prepared)[0]
-    torch.use_deterministic_algorithms(True)
-    assert not run(layer, edges())[0]
-    torch.use_deterministic_algorithms(False)
+    with choose.lasting():  # to be captured
+        assert not run(layer, edges())[0]
     monkeypatch.setattr(bounds, "FEW_AT_FIRST", {})
     assert not run(layer, edges())[0]
 

@@ -132,7 +132,7 @@ def test_float32(name, device):
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_second_derivatives(name):
+def test_second_derivatives_of_every_layer(name):
     compared(name, Inputs(), 1e-7, order=2)
 
 

@@ -141,7 +141,7 @@ def test_features_of_more_nodes_than_the_norms_had(factored):
     assert len(factored) == 2
 
 
-def test_second_derivatives():
+def test_second_derivatives_of_gcn():
     layer = gnnaccel.accelerate(nn.GCNConv(D, 5).double())
     assert torch.autograd.gradgradcheck(lambda x: layer(x, edges()), rand(N, D).double().requires_grad_())
 

@@ -45,7 +45,7 @@ def without_loops(num_src=N, num_dst=N, count=E, seed=0):
 
 
 @pytest.mark.parametrize("name", LAYERS)
-def test_layer(name, as_values):
+def test_replayed_layer(name, as_values):
     make, rest = LAYERS[name]
     plain, model = pair_of(make)
     run, x, index = compiled(model), rand(N, D), without_loops()

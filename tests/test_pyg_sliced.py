@@ -183,7 +183,7 @@ ALL_ROWS = {
 
 @pytest.mark.reached(kinds="first rows")
 @pytest.mark.parametrize("name", MODELS)
-def test_models(name, batch, rows):
+def test_sliced_models(name, batch, rows):
     make, leaves_out = MODELS[name]
     torch.manual_seed(2)
     model = make().double().to(DEVICE)

@@ -115,7 +115,7 @@ def check(case, form, carries, dtype=torch.float64, rows=N):
 
 @pytest.mark.parametrize(("name", "carries"), carried(CASES))
 @pytest.mark.parametrize("form", MATRICES)
-def test_layer(name, carries, form):
+def test_layer_on_a_sparse_tensor(name, carries, form):
     check(CASES[name], form, carries)
 
 

@@ -200,7 +200,7 @@ MODELS = {
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_models(name):
+def test_models_on_sparse_batches(name):
     data = T.ToSparseTensor()(graph())
     torch.manual_seed(1)
     plain = MODELS[name]().double()

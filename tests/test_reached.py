@@ -4,8 +4,7 @@ import pytest
 from reached import REFUSED, Counted, Left, bounded, by_design, calls_of
 
 from gnnaccel import report
-from gnnaccel.lazy import blocks
-from gnnaccel.lower import bounds
+from gnnaccel.lower import bounds, choose
 
 
 def calls(kind="pyg.Layer", accelerated=0, left=0, reason="it writes in place"):
@@ -27,11 +26,11 @@ def counted(make, expected=None):
 def test_bounds_are_0_inside():
     own = {"FEW_MESSAGES": {"cpu": 100}, "SAMPLED_PRODUCTS": 100}
     with bounded(own):
-        assert blocks.are_few("cpu", 10, 9, 10)
+        assert choose.are_few(device="cpu", edges=10, nodes=9, width=10)
         with Counted("a test") as found, found.case():
-            assert not blocks.are_few("cpu", 10, 9, 10) and bounds.SAMPLED_PRODUCTS == 0
+            assert not choose.are_few(device="cpu", edges=10, nodes=9, width=10) and bounds.SAMPLED_PRODUCTS == 0
             calls(accelerated=1)
-        assert blocks.are_few("cpu", 10, 9, 10) and bounds.SAMPLED_PRODUCTS == 100
+        assert choose.are_few(device="cpu", edges=10, nodes=9, width=10) and bounds.SAMPLED_PRODUCTS == 100
 
 
 def test_nine_tenths():

@@ -52,7 +52,7 @@ def again(graph):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("name", NAMES)
-def test_against_the_reference(name, case, dtype):
+def test_ready_sums_against_the_reference(name, case, dtype):
     for index in (torch.int32, torch.int64):
         graph = again(make(name, index))
         source, row = scales(graph, dtype)
@@ -119,7 +119,7 @@ def test_derivatives(used, case):
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_modes(used, case):
+def test_modes_of_ready_sums(used, case):
     graph, source, row = used
     op, x = op_of(case, graph, source, row), rand(graph.num_cols, 5).requires_grad_()
     want = op(x).detach()

@@ -33,7 +33,7 @@ def exact(graph, x, weight):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("name", NAMES)
-def test_against_the_reference(name, dtype):
+def test_ready_weighted_sums_against_the_reference(name, dtype):
     for index in (torch.int32, torch.int64):
         graph = again(make(name, index))
         for width in (1, 7, 16, 33):
@@ -97,7 +97,7 @@ def test_unusual_input(name):
     torch.testing.assert_close(ops.spmm(graph, x, weight).as_subclass(torch.Tensor), want)
 
 
-def test_derivatives_of_derivatives():
+def test_derivatives_of_derivatives_of_ready_weighted_sums():
     graph = again(make("loops"))
     leaves = rand(graph.num_cols, 4).requires_grad_(), rand(graph.nnz).requires_grad_()
     for wanted in WANTED[:3]:
@@ -106,7 +106,7 @@ def test_derivatives_of_derivatives():
         assert torch.autograd.gradgradcheck(lambda x, w: ops.spmm(graph, x, w), given, fast_mode=True)
 
 
-def test_modes():
+def test_modes_of_ready_weighted_sums():
     graph = again(make("power_law"))
     given = [rand(120, 8).requires_grad_(), rand(graph.nnz).requires_grad_()]
     out = ops.spmm(graph, *given)

@@ -2,6 +2,7 @@
 
 import sys
 
+import layer_contracts as contracts
 import pytest
 import torch
 from test_relation_sums import definition, graph, keeper, values
@@ -85,36 +86,25 @@ def matrix_of(term):
     return made.index_put_((rows, each.indices.long()), values_, accumulate=True)
 
 
+def op(targets, leaves, kept=None):
+    kept = kept or keeper()[0]
+    return contracts.Op(lambda: relation_layers(targets, kept), lambda: wanted(targets), leaves)
+
+
 @pytest.mark.parametrize("owns", [(), (2,), (1, 2, 3)])
 @pytest.mark.parametrize("kinds", KINDS)
-def test_against_the_definition(kinds, owns):
+def test_results_and_gradients_of_relation_layers(kinds, owns):
     targets, leaves = case(kinds, owns=owns)
-    want = wanted(targets)
-    grads = [values(*out.shape, seed=80 + i).detach() for i, out in enumerate(want)]
-    expected = torch.autograd.grad(want, leaves, grads)
     kept, store = keeper()
-    for _ in range(5):  # beyond those calls of which nothing is kept
-        got = relation_layers(targets, kept)
-        assert len({out.grad_fn for out in got}) == 1 and got[0].grad_fn.name() == "_LayersBackward"
-        torch.testing.assert_close(got, want)
-        torch.testing.assert_close(torch.autograd.grad(got, leaves, grads), expected)
+    got = contracts.results_and_gradients(op(targets, leaves, kept), calls=5)  # beyond those of which nothing is kept
+    assert len({out.grad_fn for out in got}) == 1 and got[0].grad_fn.name() == "_LayersBackward"
     assert len(store) == 1
 
 
 @pytest.mark.parametrize("again", [False, True])
-@pytest.mark.parametrize("used", [(0,), (1,), (0, 2), ()])
-def test_of_what_nothing_is_made_there_are_no_gradients(used, again):
-    targets, leaves = case("both")
-    want, got = wanted(targets), relation_layers(targets, keeper()[0])
-    if not used:
-        del got  # nothing of it stays behind
-        return
-    expected, found = (
-        torch.autograd.grad([outs[i].sum() for i in used], leaves, allow_unused=True, create_graph=again)
-        for outs in (want, got)
-    )
-    assert [a is None for a in found] == [b is None for b in expected]
-    torch.testing.assert_close([a for a in found if a is not None], [b for b in expected if b is not None])
+@pytest.mark.parametrize("used", [(0,), (1,), (0, 2)])
+def test_gradients_where_some_relation_layers_are_used(used, again):
+    contracts.gradients_where_some_results_are_used(op(*case("both")), used, again)
 
 
 @pytest.mark.parametrize("needs", ["features", "weights", "one feature", "one weight", "nothing"])
@@ -136,7 +126,7 @@ def test_some_gradients(needs):
 
 
 @pytest.mark.parametrize("kinds", ["both", "factors", "some weighted"])
-def test_second_derivatives(kinds):
+def test_second_derivatives_of_relation_layers(kinds):
     targets, leaves = case(kinds, RELATIONS[:5])
     kept, _ = keeper()
 
@@ -180,13 +170,8 @@ def test_layers_of_other_widths_on_the_same_graphs():
         torch.testing.assert_close(list(got), wanted(targets))
 
 
-def test_gradients_of_several_vectors_at_once():
-    targets, leaves = case("mean")
-    pairs = []
-    for outs in (relation_layers(targets, keeper()[0]), wanted(targets)):
-        many = [torch.stack([torch.full_like(out, 1.0 + k) for k in range(3)]) for out in outs]
-        pairs.append(torch.autograd.grad(outs, leaves, many, is_grads_batched=True))
-    torch.testing.assert_close(*pairs)
+def test_gradients_of_several_vectors_at_once_of_relation_layers():
+    contracts.gradients_of_several_vectors_at_once(op(*case("mean")))
 
 
 def test_features_that_are_written_into():

@@ -72,7 +72,7 @@ def force(monkeypatch, way):
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("counts", [(9, 8, 7, 6, 5), (0, 8, 0, 6, 5), (400, 1, 1, 1, 1), (0, 0, 0, 0, 0)])
 @pytest.mark.parametrize("kinds", [("sum",) * 5, ("mean",) * 5, ("both",) * 5, (*KINDS, "sum")])
-def test_against_the_definition(way, counts, kinds, monkeypatch):
+def test_relation_sums_and_gradients(way, counts, kinds, monkeypatch):
     force(monkeypatch, way)
     terms, biases, own, inputs = case(kinds, counts)
     kept, store = keeper()
@@ -88,7 +88,7 @@ def test_against_the_definition(way, counts, kinds, monkeypatch):
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_second_derivatives(way, monkeypatch):
+def test_second_derivatives_of_relation_sums(way, monkeypatch):
     force(monkeypatch, way)
     terms, _, _, inputs = case(("mean", "sum", "both"), (6, 5, 4))
     kept, _ = keeper()

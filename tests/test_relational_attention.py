@@ -31,7 +31,7 @@ def given(heads, width, device, dtype=torch.float64):
 @pytest.mark.parametrize("prior", [False, True])
 @pytest.mark.parametrize("heads, width", [(1, 1), (2, 3), (4, 8)])
 @pytest.mark.parametrize("index", [torch.int32, torch.int64])
-def test_values_and_gradients(heads, width, index, prior, device):
+def test_values_and_gradients_of_relational_attention(heads, width, index, prior, device):
     graph, types = graph_of(90, device, index)
     query, key, value, *maps, weight = given(heads, width, device)
     leaves = [query, key, value, *maps, *([weight] if prior else [])]
@@ -70,7 +70,7 @@ def test_without_edges_and_types_written_into(device):
     torch.testing.assert_close(got, reference.relational_attention(graph, query, key, value, types, *maps))
 
 
-def test_bad_arguments(device):
+def test_bad_arguments_of_relational_attention(device):
     graph, types = graph_of(40, device)
     query, key, value, *maps, weight = given(2, 3, device)
     good = [graph, query, key, value, types, *maps, weight]

@@ -46,7 +46,7 @@ def exact(graph, reduce, x, weight, bias, own_weight):
 @pytest.mark.parametrize("reduce", ["sum", "mean"])
 @pytest.mark.parametrize("until", [0, 1, 2, 3, None])
 @pytest.mark.parametrize("given", [{}, {"more": 5}, {"fanouts": (3,)}, {"fanouts": (2, 0, 3)}, {"seeds": range(NODES)}])
-def test_against_the_reference(given, until, reduce):
+def test_sampled_sums_against_the_reference(given, until, reduce):
     """With a loss of the nodes there are before some hop, or of all."""
     graph = sampled(**given)
     nodes = hops.of(graph).nodes
@@ -196,7 +196,7 @@ def test_nothing_is_told_of_another_pass():
     torch.testing.assert_close(whole, x.grad)
 
 
-def test_derivatives_of_derivatives():
+def test_derivatives_of_derivatives_of_sampled_sums():
     graph = sampled(seeds=(1, 2), fanouts=(2, 2))
     x, *maps = leaves(graph)
 
@@ -207,7 +207,7 @@ def test_derivatives_of_derivatives():
     assert torch.autograd.gradgradcheck(function, (x, *maps))
 
 
-def test_some_gradients_alone():
+def test_some_gradients_alone_of_sampled_sums():
     graph = sampled()
     for wanted in range(1, 4):
         given = leaves(graph)

@@ -58,9 +58,8 @@ def compare(got, want, tolerance):
 @pytest.mark.parametrize("width", [1, 5, 16, 33, 64])
 @pytest.mark.parametrize("t", ["one", "each", 1.0, 0.3])
 @pytest.mark.parametrize("name", SIZES)
-def test_values_and_gradients(device, name, width, dtype, t):
-    if dtype == torch.float16 and device == "cpu":
-        pytest.skip("float16 runs on CUDA only")
+@pytest.mark.only(where=lambda device, dtype: device == "cuda" or dtype != torch.float16)
+def test_values_and_gradients_of_segment_softmax(device, name, width, dtype, t):
     x, segments, t = given(device, name, width, dtype, t)
     learned = isinstance(t, torch.Tensor)
     for constant in (False,) if learned else (False, True):
@@ -89,7 +88,7 @@ def test_indices_of_32_bits(device):
 
 
 @pytest.mark.parametrize("t", ["one", "each", 0.7])
-def test_second_derivatives(device, t):
+def test_second_derivatives_of_a_segment_softmax(device, t):
     x, segments, t = given(device, "molecules", 3, torch.float64, t)
     leaves = [v for v in (x, t) if isinstance(v, torch.Tensor)]
 

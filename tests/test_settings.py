@@ -89,7 +89,7 @@ def environment(monkeypatch):
         (
             "GNNACCEL_WORLD_PEACE",
             "1",
-            "GNNACCEL_WORLD_PEACE is no variable of gnnaccel: there are GNNACCEL, GNNACCEL_BACKWARD",
+            "GNNACCEL_WORLD_PEACE is no variable of gnnaccel: there are GNNACCEL, GNNACCEL_AGE",
         ),
         ("GNNACCEL_SAMPLER", " CUDA ", None),
         ("GNNACCEL_SAMPLER", "", None),

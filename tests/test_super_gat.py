@@ -35,7 +35,7 @@ def given(kind, dtype=torch.float64, size=1.0):
 @pytest.mark.parametrize("scaled", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("kind", VECTORS)
-def test_against_the_reference(kind, dtype, scaled):
+def test_super_gat_against_the_reference(kind, dtype, scaled):
     graph, leaves = given(kind, dtype)
     scale = torch.rand(graph.nnz, HEADS, dtype=dtype) if scaled else None
     wide = None if scale is None else scale.double()

@@ -132,7 +132,7 @@ def test_estimated_reuse(device):
         (dict(width=2.0), ValueError, "width: expected an int from 1 to 1024"),
     ],
 )
-def test_bad_arguments(change, error, words):
+def test_bad_arguments_of_tiles(change, error, words):
     with pytest.raises(error, match=words):
         translate(**(dict(graph=random_graph(4, 4, 9, 0)) | change))
 

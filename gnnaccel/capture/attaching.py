@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from gnnaccel import report
+from gnnaccel import report, touch
 from gnnaccel.capture import optimizers
 from gnnaccel.capture.device import Recording
 from gnnaccel.capture.guard import within
@@ -18,7 +18,6 @@ from gnnaccel.capture.obstacles import COMPILED, PARALLEL, SLOT
 from gnnaccel.lower import bounds
 
 _LAYERS = ("torch_geometric.nn.conv.", "dgl.nn.")
-_CALL = torch.nn.Module._call_impl.__code__
 _in_vain = 0  # looks for a module that found none, one after the other
 _attached: weakref.WeakSet[Captures] = weakref.WeakSet()
 _before_steps: torch.utils.hooks.RemovableHandle | None = None  # `_before_step`, once there is something to capture
@@ -132,7 +131,7 @@ def _outermost(frame: Any) -> torch.nn.Module | None:
     """The module to capture of those that are being called; None if there is none."""
     outer: list[torch.nn.Module] = []  # innermost first
     while frame is not None:
-        if frame.f_code is _CALL:
+        if frame.f_code is touch.CALLS:
             outer.append(frame.f_locals["self"])
         frame = frame.f_back
     while outer and isinstance(outer[-1], torch.nn.parallel.DistributedDataParallel):
@@ -142,7 +141,7 @@ def _outermost(frame: Any) -> torch.nn.Module | None:
         return None
     found = outer[-1]
     alone = type(found).__module__.startswith(_LAYERS)
-    if alone or vars(found).get(SLOT) is not None or getattr(found, "_is_replica", False):
+    if alone or vars(found).get(SLOT) is not None or touch.is_replica(found):
         return None
     first = next(found.parameters(), None)
     return found if first is not None and Recording.takes(first) else None

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from gnnaccel import touch
-from gnnaccel.schedule import work
+from gnnaccel.lower import choose
 
 _streams: dict[int, torch.cuda.Stream] = {}
 _pools: dict[int, Any] = {}
@@ -126,7 +126,7 @@ class Recording:
         recorded."""
         places: list[str] = []
         before = torch.cuda.get_sync_debug_mode()
-        with work.lasting(), warnings.catch_warnings(record=True) as seen:
+        with choose.lasting(), warnings.catch_warnings(record=True) as seen:
             warnings.simplefilter("always")
             torch.cuda.set_sync_debug_mode("warn")
             try:
@@ -157,7 +157,7 @@ class Recording:
         pool = _pools[device] if self._pool is None else self._pool
         try:
             recording = torch.cuda.graph(self._graph, pool=pool, stream=_stream(), capture_error_mode="thread_local")
-            with _without_collection(), work.lasting(), recording:
+            with _without_collection(), choose.lasting(), recording:
                 before = torch.cuda.memory_reserved()  # not earlier: its beginning gives back what torch has cached
                 out = function()
                 self.memory_bytes = torch.cuda.memory_reserved() - before

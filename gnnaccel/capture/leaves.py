@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
 
+from gnnaccel import touch
 from gnnaccel.capture.guard import Unfit
 
 
@@ -25,8 +25,8 @@ def flatten(args: tuple, kwargs: dict) -> tuple[list, Any]:
     """Arguments as a list, and their form."""
     leaves = [*args, *kwargs.values()]
     for leaf in leaves:
-        if type(leaf) not in _SIMPLE and (isinstance(leaf, tuple) or type(leaf) in pytree.SUPPORTED_NODES):
-            return pytree.tree_flatten((args, kwargs))
+        if type(leaf) not in _SIMPLE and (isinstance(leaf, tuple) or type(leaf) in touch.pytree.SUPPORTED_NODES):
+            return touch.pytree.tree_flatten((args, kwargs))
     return leaves, (len(args), *kwargs)
 
 
@@ -34,7 +34,7 @@ def unflatten(leaves: list, form: Any) -> tuple[tuple, dict]:
     """The arguments again."""
     if isinstance(form, tuple):
         return tuple(leaves[: form[0]]), dict(zip(form[1:], leaves[form[0] :], strict=True))
-    return pytree.tree_unflatten(leaves, form)
+    return touch.pytree.tree_unflatten(leaves, form)
 
 
 _SIMPLE = frozenset({Tensor, torch.nn.Parameter, type(None), bool, int, float, str})
@@ -74,15 +74,15 @@ def aliases_of(module: torch.nn.Module) -> dict[int, Tensor]:
 @contextlib.contextmanager
 def standing_in(module: torch.nn.Module, aliases: dict[int, Tensor]) -> Iterator[None]:
     """The module has the aliases for parameters."""
-    held = [(part._parameters, name, x) for part in module.modules() for name, x in part._parameters.items()]
-    held = [(parameters, name, x) for parameters, name, x in held if id(x) in aliases]
+    held = [(part, name, x) for part in module.modules() for name, x in touch.own_parameters(part).items()]
+    held = [(part, name, x) for part, name, x in held if id(x) in aliases]
     try:
-        for parameters, name, x in held:
-            parameters[name] = aliases[id(x)]  # type: ignore[assignment]
+        for part, name, x in held:
+            touch.set_parameter(part, name, aliases[id(x)])
         yield
     finally:
-        for parameters, name, x in held:
-            parameters[name] = x
+        for part, name, x in held:
+            touch.set_parameter(part, name, x)
 
 
 def saving(storages: set[int]) -> contextlib.AbstractContextManager:

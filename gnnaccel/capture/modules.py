@@ -15,9 +15,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
 
-from gnnaccel import report
+from gnnaccel import report, touch
 from gnnaccel.capture.device import Recording
 from gnnaccel.capture.guard import Warm, fixed_value, is_structure, meta, moved, places_of, within
 from gnnaccel.capture.leaves import flatten
@@ -26,8 +25,7 @@ from gnnaccel.capture.pair import Pair
 from gnnaccel.capture.reach import Reach, TooMuch
 from gnnaccel.capture.variant import grads_of, same_grad
 from gnnaccel.capture.watch import Watch, speaking
-from gnnaccel.lower import bounds
-from gnnaccel.schedule import work
+from gnnaccel.lower import bounds, choose
 
 log = logging.getLogger("gnnaccel")
 
@@ -50,7 +48,7 @@ class Captures:
     def __init__(self, module: torch.nn.Module, copy_outputs: bool = True):
         self.module = weakref.ref(module)
         self.copy_outputs = copy_outputs
-        self._whole: str | None = None  # why no call is captured any more
+        self._whole = touch.without_calls()  # why no call is captured any more
         self._reasons: dict[tuple, str] = {}  # and calls that are alike
         self._failures: dict[tuple, int] = {}
         self._name = type(module).__name__
@@ -92,13 +90,13 @@ class Captures:
     def __call__(self, *args, **kwargs):
         module = self.module()
         if torch.compiler.is_compiling():
-            return module._call_impl(*args, **kwargs)
+            return touch.call_plainly(module, args, kwargs)
         caller = sys._getframe(1)
-        if caller.f_code is _WRAPPED and caller.f_locals["self"] is not module:
+        if caller.f_code is touch.PICKS and caller.f_locals["self"] is not module:
             # Another that has all attributes of ours, such as a replica of torch.nn.DataParallel.
-            return caller.f_locals["self"]._call_impl(*args, **kwargs)
+            return touch.call_plainly(caller.f_locals["self"], args, kwargs)
         if getattr(within, "running", False):  # part of what is captured, or warms up for it
-            return module._call_impl(*args, **kwargs)
+            return touch.call_plainly(module, args, kwargs)
         reason = self._whole or unusual()
         if reason is not None:
             return self._left(module, reason, args, kwargs)
@@ -118,7 +116,7 @@ class Captures:
         before, within.noticed = getattr(within, "noticed", False), True
         try:
             report.fallback(self._kind, reason)
-            return module._call_impl(*args, **kwargs)
+            return touch.call_plainly(module, args, kwargs)
         finally:
             within.noticed = before
 
@@ -223,8 +221,8 @@ class Captures:
             if reason is not None:
                 return self._left(module, self._leave(warm.key, reason), args, kwargs)
         # Before the watched one, as lists of work are made on the device, which the host waits for.
-        with work.lasting() if warm.calls == bounds.CAPTURE_WARMUP - 1 else contextlib.nullcontext():
-            out = module._call_impl(*args, **kwargs)
+        with choose.lasting() if warm.calls == bounds.CAPTURE_WARMUP - 1 else contextlib.nullcontext():
+            out = touch.call_plainly(module, args, kwargs)
         self._mind_second_derivatives(out)
         return out
 
@@ -236,7 +234,7 @@ class Captures:
             if captures is not None and torch.is_grad_enabled():
                 captures._refuse("its gradients are differentiated again (create_graph=True)")
 
-        for x in pytree.tree_leaves(out):
+        for x in touch.pytree.tree_leaves(out):
             if isinstance(x, Tensor) and x.grad_fn is not None:
                 x.grad_fn.register_prehook(note)
 
@@ -258,10 +256,10 @@ class Captures:
         warm.masks = watch = Watch(tensors)
         warm.reach = None
         with Recording.watching() as seen, watch, speaking() as said:
-            out = module._call_impl(*args, **kwargs)
+            out = touch.call_plainly(module, args, kwargs)
         changed, elsewhere = before.difference(), moved(before, places)
         wrote = next((name for name, x, version in on_cpu if x._version != version), None)
-        leaves = pytree.tree_leaves(out)
+        leaves = touch.pytree.tree_leaves(out)
         outputs = [x for x in leaves if isinstance(x, Tensor)]
         warm.values = [x for x in leaves if not isinstance(x, Tensor)]
         given_ids = set(map(id, warm.leaves))
@@ -336,6 +334,3 @@ class Captures:
 
 def _cannot(error: Exception) -> str:
     return f"cannot be captured: {(str(error) or type(error).__name__).splitlines()[0]}"
-
-
-_WRAPPED = torch.nn.Module._wrapped_call_impl.__code__

@@ -12,7 +12,7 @@ from gnnaccel.capture.device import Recording
 from gnnaccel.capture.guard import modes_now
 from gnnaccel.graph import modes
 
-SLOT = "_compiled_call_impl"  # what torch calls in place of a module
+SLOT = touch.COMPILED_CALL  # what torch calls in place of a module
 COMPILED = "torch._dynamo."
 PARALLEL = ("torch.nn.parallel.", "torch.distributed.")
 # Hooks that no call of a module runs.

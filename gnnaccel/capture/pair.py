@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
 
 from gnnaccel import _operators, _precision, touch
 from gnnaccel.capture.device import Recording
@@ -32,8 +31,7 @@ from gnnaccel.capture.leaves import (
 )
 from gnnaccel.capture.reach import Reach
 from gnnaccel.capture.variant import grads_of, same_grad
-from gnnaccel.lower import bounds
-from gnnaccel.schedule import work
+from gnnaccel.lower import bounds, choose
 
 _AGAIN = (
     "{}: was captured as CUDA graphs, and gradients through it cannot be differentiated again (create_graph=True): "
@@ -112,7 +110,7 @@ class Pair:
 
         def forward() -> Any:
             with uncached(), warm.masks, standing_in(module, aliases), saved:
-                return module._call_impl(*args, **kwargs)
+                return touch.call_plainly(module, args, kwargs)
 
         out = self._forward.record(forward)
         changed = self.guard.changed()
@@ -139,7 +137,7 @@ class Pair:
 
     def _note_outputs(self, out: Any, handed: list, held: list) -> None:
         """What it returns: each tensor once, where what it was given stands, and the form."""
-        leaves, self._form = pytree.tree_flatten(out)
+        leaves, self._form = touch.pytree.tree_flatten(out)
         if [x for x in leaves if not isinstance(x, Tensor)] != self.warm.values:
             raise Unfit("it returns a number that is another at each call")
         passed = {id(x): i for i, x in enumerate(handed) if isinstance(x, Tensor)}
@@ -205,7 +203,7 @@ class Pair:
         if self._single:
             return outs[0]
         found = [outs[x] if kind == "tensor" else leaves[x] if kind == "argument" else x for kind, x in self._places]
-        return pytree.tree_unflatten(found, self._form)
+        return touch.pytree.tree_unflatten(found, self._form)
 
     def run(self, copy_outputs: bool) -> tuple[Tensor, ...]:
         """Replay the forward; the results, each tensor once."""
@@ -245,7 +243,7 @@ class Pair:
         number = self._rehearsals.get(mask, 0) + 1
         if mask not in self._backwards and len(self._backwards) < bounds.CAPTURE_BACKWARDS:
             self._rehearsals[mask] = number
-        early = work.lasting() if number < bounds.CAPTURE_REHEARSALS else contextlib.nullcontext()
+        early = choose.lasting() if number < bounds.CAPTURE_REHEARSALS else contextlib.nullcontext()
         watch: contextlib.AbstractContextManager[list[str]] = contextlib.nullcontext([])
         if number == bounds.CAPTURE_REHEARSALS:
             watch = Recording.watching()
@@ -281,7 +279,7 @@ class Pair:
         if not captured.found:
             return [None] * len(captured.there)
         # Into new memory, by one kernel for all: autograd makes them .grad, or the next of them is added to those.
-        remaining = iter(torch._foreach_mul(captured.found, 1))
+        remaining = iter(touch.foreach_mul(captured.found, 1))
         return [next(remaining) if there else None for there in captured.there]
 
     def record_backward(self) -> bool:

@@ -30,6 +30,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from gnnaccel import touch
 from gnnaccel._library import same_objects
 from gnnaccel.bytecode import parts_of, steps_of, unread
 from gnnaccel.lower import bounds
@@ -143,7 +144,8 @@ class Reach:
             if not absent.isdisjoint(attributes):
                 return _entry(name, next(key for key in attributes if key in absent))
         for name, tensor, (backward, accumulated) in self._hooked:
-            if tensor._backward_hooks is not backward or tensor._post_accumulate_grad_hooks is not accumulated:
+            now = touch.gradient_hooks(tensor)
+            if now[0] is not backward or now[1] is not accumulated:
                 return name
         for name, held, members in self._sets:
             if held != members:
@@ -178,7 +180,7 @@ class Reach:
         if isinstance(found, Tensor):
             self.tensors.append((name, found))
             if found.is_leaf:
-                kept = found._backward_hooks, found._post_accumulate_grad_hooks  # type: ignore[attr-defined]
+                kept = touch.gradient_hooks(found)
                 self._hooked.append((f"{name}'s hooks", found, kept))
                 yield f"{name}'s hooks", kept
                 self._attributes.add(id(vars(found)))

@@ -14,17 +14,15 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
 
-from gnnaccel import report
+from gnnaccel import report, touch
 from gnnaccel.capture.device import Recording
 from gnnaccel.capture.guard import Warm, fixed_value, is_structure, meta, modes_now, moved, places_of, within
 from gnnaccel.capture.obstacles import parallel
 from gnnaccel.capture.reach import Reach, TooMuch
 from gnnaccel.capture.variant import Variant, grads_of, rated_groups, same_grad, stand_in
 from gnnaccel.capture.watch import Masks, modules_set
-from gnnaccel.lower import bounds
-from gnnaccel.schedule import work
+from gnnaccel.lower import bounds, choose
 
 log = logging.getLogger("gnnaccel")
 
@@ -145,7 +143,7 @@ class _Step:
     def _run(self, args: tuple, kwargs: dict) -> Any:
         if Recording.busy():
             return self._left("it is part of another capture", args, kwargs)
-        leaves, form = pytree.tree_flatten((args, kwargs)) if args or kwargs else ([], _NO_ARGUMENTS)
+        leaves, form = touch.pytree.tree_flatten((args, kwargs)) if args or kwargs else ([], _NO_ARGUMENTS)
         modes = modes_now()
         changed = None
         for variant in self._variants:
@@ -206,7 +204,7 @@ class _Step:
             if self._refused is not None:
                 return self._left(self._refused, args, kwargs)
         # In the last of them what is captured runs first: lists of work are made, kernels compiled, and the host waits.
-        early = work.lasting() if warm.calls == self._warmup - 1 else contextlib.nullcontext()
+        early = choose.lasting() if warm.calls == self._warmup - 1 else contextlib.nullcontext()
         with Recording.warming(), early:
             return self._step(*args, **kwargs)
 
@@ -231,8 +229,8 @@ class _Step:
         elsewhere = moved(before, places)
         wrote = next((name for name, x, version in on_cpu if x._version != version), None)
         written = any(x._version != version for x, version in given)
-        outputs = [x for x in pytree.tree_leaves(out) if isinstance(x, Tensor)]
-        warm.values = [x for x in pytree.tree_leaves(out) if not isinstance(x, Tensor)]
+        outputs = [x for x in touch.pytree.tree_leaves(out) if isinstance(x, Tensor)]
+        warm.values = [x for x in touch.pytree.tree_leaves(out) if not isinstance(x, Tensor)]
         reason = None
         if seen:
             self._refused = f"it waits for the GPU: {seen[0]}"
@@ -250,7 +248,7 @@ class _Step:
             self._refused = "a graph is among its arguments that is another at each call"
         elif any(not Recording.takes(x) for x in outputs):
             self._refused = "it returns a tensor on the CPU"
-        elif not all(isinstance(x, Tensor) or fixed_value(x) for x in pytree.tree_leaves(out)):
+        elif not all(isinstance(x, Tensor) or fixed_value(x) for x in touch.pytree.tree_leaves(out)):
             self._refused = "it returns something other than tensors and numbers"
         elif any(x.requires_grad for x in outputs) and all(same_grad(*each) for each in grads):
             self._refused = "it returns what is still to be differentiated"
@@ -273,7 +271,7 @@ class _Step:
             # New tensors are copied into one that stays; structure and what does not change is read where it is.
             pairs = zip(warm.leaves, warm.fixed, strict=True)
             inputs = [stand_in(x) if isinstance(x, Tensor) and not fixed else x for x, fixed in pairs]
-            args, kwargs = pytree.tree_unflatten(inputs, form)
+            args, kwargs = touch.pytree.tree_unflatten(inputs, form)
             reach = self._reach(warm, args, kwargs)
             grads = grads_of(reach)
             variant = Variant(self._step, reach, inputs, warm, form, modes, args, kwargs)
@@ -282,7 +280,7 @@ class _Step:
                 parameter.grad = grad
             reason = f"it cannot be captured: {(str(error) or type(error).__name__).splitlines()[0]}"
             self._fail(reason)
-            args, kwargs = pytree.tree_unflatten(warm.leaves, form)
+            args, kwargs = touch.pytree.tree_unflatten(warm.leaves, form)
             return self._left(reason, args, kwargs)
         self._captures += 1
         self._variants = [*self._variants, variant][-bounds.CAPTURE_VARIANTS :]
@@ -291,7 +289,7 @@ class _Step:
         return variant.replay(warm.leaves, self._copy)
 
 
-_NO_ARGUMENTS = pytree.tree_flatten(((), {}))[1]
+_NO_ARGUMENTS = touch.pytree.tree_flatten(((), {}))[1]
 
 
 def _make_capturable(optimizer: torch.optim.Optimizer) -> None:
@@ -308,5 +306,4 @@ def _make_capturable(optimizer: torch.optim.Optimizer) -> None:
             step = (state or {}).get("step")
             if state is not None and isinstance(step, Tensor) and not Recording.takes(step):
                 state["step"] = step.to(parameter.device)
-    with contextlib.suppress(AttributeError):
-        optimizer._warned_capturable_if_run_uncaptured = True
+    touch.without_warning(optimizer)

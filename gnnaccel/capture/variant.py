@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
 
+from gnnaccel import touch
 from gnnaccel.capture.device import Recording
 from gnnaccel.capture.guard import Guard, Unfit, Warm
 from gnnaccel.capture.reach import Reach
@@ -56,7 +56,7 @@ class Variant:
         changed = self._guard.changed([(vars(module), "training") for module in warm.switched])
         if changed is not None:
             raise Unfit(f"it changes {changed}")
-        leaves, self._out_form = pytree.tree_flatten(out)
+        leaves, self._out_form = touch.pytree.tree_flatten(out)
         if [x for x in leaves if not isinstance(x, Tensor)] != warm.values:
             raise Unfit("it returns a number that is another at each call")
         if any(x is rate for x in leaves for _, rate, _ in self._rates):
@@ -107,7 +107,7 @@ class Variant:
         outputs = self._outputs
         if copy_outputs:
             outputs = [x.clone() if isinstance(x, Tensor) else x for x in outputs]
-        return pytree.tree_unflatten(outputs, self._out_form)
+        return touch.pytree.tree_unflatten(outputs, self._out_form)
 
 
 def stand_in(tensor: Tensor) -> Tensor:

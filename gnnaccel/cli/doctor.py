@@ -108,7 +108,8 @@ def _framework(name: str, binary_loads: bool, gpu: bool) -> dict:
     found = answer["version"] or installed or ""
     if (words := versions.untried(name, found)) is not None:
         said.append(words)
-    return {"version": found, "imports": True, "accelerated": accelerated, "advice": "; ".join(said)}
+    about = {"version": found, "imports": True, "accelerated": accelerated, "advice": "; ".join(said)}
+    return about | {"missing": answer.get("missing", {})}
 
 
 def _flag() -> dict:
@@ -148,6 +149,8 @@ def examine() -> dict:
             "gpus_of_the_machine": gpus,
         },
         "messages": torch.get("messages"),
+        "missing": torch.get("missing", {})
+        | {k: v for one in frameworks.values() for k, v in one.get("missing", {}).items()},
         "frameworks": frameworks,
         "switch": {"installed": children.switch_is_installed(), "flag": _flag()},
         "complaints": settings.complaints(),
@@ -205,6 +208,8 @@ def _lines(found: dict) -> list[tuple[str, str]]:
         lines.append(("messages on CUDA", f"stored: {messages['why']}" if messages["why"] else fused))
     for name, one in found["frameworks"].items():
         lines.append((switch.NAMES[name], " ".join(filter(None, (one["version"], one["advice"])))))
+    missing = [f"{name}, therefore: {words}" for name, words in found["missing"].items()]
+    lines += [("names missing" if not nth else "", line) for nth, line in enumerate(missing)]
     lines.append(("flag's .pth file", _switch_line(found["switch"]["installed"])))
     if flag["value"] is not None:
         lines.append(("GNNACCEL", f"{flag['value']} ({flag['means']})"))

@@ -29,12 +29,17 @@ def torch_and_binary() -> dict:
         from gnnaccel import _library
     except ImportError as error:
         return answer | {"binary_error": str(error)}
-    answer |= {"cuda_kernels": _library.has_cuda_kernels(), "isa": _library.isa()}
+    from gnnaccel.touch import MISSING
+
+    answer |= {"cuda_kernels": _library.has_cuda_kernels(), "isa": _library.isa(), "missing": MISSING}
     if gpus and answer["cuda_kernels"]:
         from gnnaccel.ops.messages import nvrtc
 
         answer["messages"] = nvrtc.described()
     return answer
+
+
+_OWN = "what needs it is the framework's own"
 
 
 class _Keep(logging.Handler):
@@ -47,15 +52,26 @@ class _Keep(logging.Handler):
 
 
 def framework(name: str) -> dict:
-    """Import `name` as a program under the flag would: its version, and whether its backend was enabled."""
+    """Import `name` as a program under the flag would: its version, whether its backend was enabled, and what it
+    lacks."""
     import gnnaccel
+    from gnnaccel import switch
 
     kept = _Keep()
     kept.setLevel(logging.WARNING)
     logging.getLogger("gnnaccel").addHandler(kept)
     gnnaccel.install()
     module = importlib.import_module(name)
-    return {"version": getattr(module, "__version__", ""), "accelerated": not kept.messages, "messages": kept.messages}
+    answer: dict = {"version": getattr(module, "__version__", ""), "accelerated": name in switch.enabled()}
+    messages = kept.messages
+    if answer["accelerated"]:
+        touch = importlib.import_module(f"{switch.BACKENDS[name]}.touch")
+        missing = touch.MISSING if isinstance(touch.MISSING, dict) else dict.fromkeys(sorted(touch.MISSING), _OWN)
+        # What `doctor` says in places of their own.
+        apart = [*missing, *importlib.import_module("gnnaccel.touch").MISSING, touch.untried() or "never tried"]
+        messages = [one for one in messages if not any(words in one for words in apart)]
+        answer["missing"] = missing
+    return answer | {"messages": messages}
 
 
 def dgl_has_cuda() -> dict:

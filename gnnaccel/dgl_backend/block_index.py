@@ -11,9 +11,8 @@ import functools
 import weakref
 
 import torch
-from dgl import backend, graph_index, heterograph_index
-from dgl.heterograph_index import HeteroGraphIndex
 
+from gnnaccel.dgl_backend import touch
 from gnnaccel.dgl_backend.device import place
 from gnnaccel.dgl_backend.structure import set_structure
 from gnnaccel.graph import build
@@ -29,17 +28,17 @@ _unmade: dict[int, weakref.ref[BlockIndex]] = {}  # by id: DGL's C++ makes the h
 @functools.cache
 def _metagraph(num_types: int):
     """Of one edge type from one node type to another, or to itself."""
-    return graph_index.from_coo(num_types, [_SOURCES], [num_types - 1], True)
+    return touch.create_metagraph()(num_types, [_SOURCES], [num_types - 1], True)
 
 
-class BlockIndex(HeteroGraphIndex):
+class BlockIndex(touch.HeteroGraphIndex):
     """An index of one edge type, whose edge ids are the places of the edges in the Graph's rows.
 
     _num_types : of nodes: two in a block, one in a graph.
     """
 
     def __reduce__(self):
-        return _new_index, (HeteroGraphIndex,), self.__getstate__()
+        return _new_index, (touch.HeteroGraphIndex,), self.__getstate__()
 
     _structure: Graph  # what DGL's caches have of it may be dropped
     _idtype: torch.dtype
@@ -68,9 +67,9 @@ class BlockIndex(HeteroGraphIndex):
         ends, sizes = (graph.num_cols, graph.num_rows), [self.num_nodes(t) for t in range(types)]
         indptr, indices = (array.to("cpu", self._idtype) for array in (graph.indptr, graph.indices))
         formats = ["coo", "csr", "csc"]
-        unit = heterograph_index.create_unitgraph_from_csr(types, *ends, indptr, indices, indices[:0], formats, True)
-        create = heterograph_index._CAPI_DGLHeteroCreateHeteroGraphWithNumNodes
-        self.__init_handle_by_constructor__(create, _metagraph(types), [unit], backend.to_dgl_nd(torch.tensor(sizes)))
+        unit = touch.create_unit()(types, *ends, indptr, indices, indices[:0], formats, True)
+        counts = touch.to_array()(torch.tensor(sizes))
+        self.__init_handle_by_constructor__(touch.create_index(), _metagraph(types), [unit], counts)
         self._made = True
         _unmade.pop(id(self), None)
 

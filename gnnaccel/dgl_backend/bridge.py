@@ -9,14 +9,17 @@ message passing runs on our kernels, on a copy of the structure that lives on th
 
 from __future__ import annotations
 
-import importlib
-import sys
+from collections.abc import Iterator
+from typing import Any
 
+import dgl
 import torch
 
+from gnnaccel.dgl_backend import touch
 from gnnaccel.dgl_backend.block_index import made
 from gnnaccel.dgl_backend.device import device_of, place, to_device, twin
 from gnnaccel.dgl_backend.structure import forget_copies, known_structure, structure
+from gnnaccel.dgl_backend.touch import cache_of
 from gnnaccel.sampling import host_memory
 
 _EDGES = "gnnaccel.edges"
@@ -28,9 +31,7 @@ NO_KERNEL = (
 
 def needed() -> bool:
     """True if torch has a GPU and DGL was built without CUDA."""
-    from dgl._ffi.function import get_global_func
-
-    if torch.version.cuda is None or get_global_func("device_api.cuda", allow_missing=True) is not None:
+    if torch.version.cuda is None or touch.has_cuda():
         return False
     # It asks the driver's library: is_available() could start CUDA, which forked workers cannot take over.
     return torch.cuda.device_count() > 0
@@ -38,13 +39,9 @@ def needed() -> bool:
 
 def _placed(result, device: torch.device):
     """`result` of a call into C++, carrying `device`."""
-    from dgl._ffi.function import Function
-    from dgl._ffi.object import ObjectBase
-    from dgl.ndarray import NDArray
-
-    if isinstance(result, (NDArray, ObjectBase)):
+    if isinstance(result, (touch.NDArray, touch.ObjectBase)):
         place(result, device)
-    elif isinstance(result, Function):  # several results, which it gives one by one
+    elif isinstance(result, touch.Function):  # several results, which it gives one by one
         return lambda *args: _placed(result(*args), device)
     return result
 
@@ -70,7 +67,7 @@ class _Carrier:
         return self.function(*args) if device is None else _placed(self.function(*args), device)
 
 
-def _to_array(original):
+def to_array(original):
     """Tensor to DGL's array; what C++ reads is in host memory."""
 
     def convert(data):
@@ -81,19 +78,17 @@ def _to_array(original):
     return convert
 
 
-def _to_capsule(original):
+def to_capsule(original):
     """The same for lists of sizes, which DGL makes tensors of on torch's default device."""
     return lambda data: original(data.cpu())
 
 
-def _to_array_for_write(original):
+def to_array_for_write(original):
     """A kernel of DGL would write into a copy that nobody reads."""
 
     def convert(data):
         if data.is_cuda:
-            from dgl.base import DGLError
-
-            raise DGLError(
+            raise dgl.DGLError(
                 "gnnaccel: " + NO_KERNEL.format(f"it writes into a tensor of shape {tuple(data.shape)}, {data.dtype}")
             )
         return original(data)
@@ -101,7 +96,7 @@ def _to_array_for_write(original):
     return convert
 
 
-def _from_array(original):
+def from_array(original):
     """DGL's array to tensor, on the device the array carries."""
 
     def convert(array):
@@ -112,12 +107,10 @@ def _from_array(original):
     return convert
 
 
-def _copy_to(_original):
+def copy_to(_original):
     """HeteroGraphIndex.copy_to, which would ask C++ for CUDA memory."""
 
     def copy_to(self, ctx):
-        import dgl.backend
-
         target = dgl.backend.to_backend_ctx(ctx)
         if target == (device_of(self) or torch.device("cpu")):
             return self
@@ -131,7 +124,7 @@ def _copy_to(_original):
     return copy_to
 
 
-def _record_stream(original):
+def record_stream(original):
     def record_stream(self, stream):
         if device_of(self) is None:
             return original(self, stream)
@@ -143,25 +136,23 @@ def _record_stream(original):
     return record_stream
 
 
-def _pin(_original):
+def pin(_original):
     """HeteroGraphIndex.pin_memory_: a GPU that samples keeps a copy of the structure (samplers.py)."""
 
     def pin_memory_(self):
         if device_of(self) is not None:
-            from dgl.base import DGLError
-
-            raise DGLError("The graph structure must be on CPU to be pinned.")
+            raise dgl.DGLError("The graph structure must be on CPU to be pinned.")
         setattr(self, _PINNED, True)
         return self
 
     return pin_memory_
 
 
-def _pinned_copy(_original):
-    return lambda self: _pin(None)(twin(self))
+def pinned_copy(_original):
+    return lambda self: pin(None)(twin(self))
 
 
-def _unpin(_original):
+def unpin(_original):
     def unpin_memory_(self):
         vars(self).pop(_PINNED, None)
         if (graph := known_structure(self)) is not None:
@@ -171,7 +162,7 @@ def _unpin(_original):
     return unpin_memory_
 
 
-def _is_pinned(_original):
+def is_pinned(_original):
     return lambda self: _PINNED in vars(self)
 
 
@@ -187,12 +178,10 @@ class _PinnedFeatures:
 
 def _pin_features(tensor):
     """dgl.utils.pin_memory_inplace."""
-    from dgl.base import DGLError
-
     try:
         return _PinnedFeatures(tensor)
     except (RuntimeError, ValueError) as error:
-        raise DGLError(f"Failed to pin memory in-place due to: {error}") from error
+        raise dgl.DGLError(f"Failed to pin memory in-place due to: {error}") from error
 
 
 class _Filter:
@@ -209,22 +198,18 @@ class _Filter:
 
 
 def _no_cache(*_args, **_options):
-    from dgl.base import DGLError
-
-    raise DGLError("gnnaccel: this DGL was built without CUDA, and so has no GPU cache; leave gpu_cache out")
+    raise dgl.DGLError("gnnaccel: this DGL was built without CUDA, and so has no GPU cache; leave gpu_cache out")
 
 
-def _context(original):
+def context(original):
     def ctx(self):
-        import dgl
-
         device = device_of(self)
         return original.fget(self) if device is None else dgl.utils.to_dgl_context(device)
 
     return property(ctx, doc=original.__doc__)
 
 
-def _init_by_constructor(original):
+def init_by_constructor(original):
     """ObjectBase.__init_handle_by_constructor__, which wants the function itself."""
 
     def init(self, constructor, *args):
@@ -237,22 +222,23 @@ def _init_by_constructor(original):
     return init
 
 
-def _edges(original):
+def edges(original):
     """HeteroGraphIndex.edges that copies to the device once; the caller may write into what it gets."""
 
     def edges(self, etype, order=None):
         if device_of(self) is None:
             return original(self, etype, order)
         key = (_EDGES, int(etype), order)
-        found = self._cache.get(key)
+        cache = cache_of(self)
+        found = cache.get(key)
         if found is None:
-            found = self._cache[key] = original(self, etype, order)
+            found = cache[key] = original(self, etype, order)
         return tuple(t.clone() for t in found)
 
     return edges
 
 
-def _segment_mm(original):
+def segment_mm(original):
     """segment_mm by torch's products, as DGL's are in its CUDA build; `seglen` is read on the host."""
 
     def segment_mm(a, b, seglen):
@@ -266,7 +252,7 @@ def _segment_mm(original):
     return segment_mm
 
 
-def _gather_mm(original):
+def gather_mm(original):
     def gather_mm(a, b, idx_a=None, idx_b=None):
         if not a.is_cuda:
             return original(a, b, idx_a, idx_b)
@@ -277,7 +263,7 @@ def _gather_mm(original):
     return gather_mm
 
 
-def _farthest_points(original):
+def farthest_points(original):
     """Point sampling, which writes into arrays that it is handed as if to be read."""
 
     def sample(data, batch_size, sample_points, dist, start_idx, result):
@@ -290,54 +276,22 @@ def _farthest_points(original):
     return sample
 
 
-def replacements():
-    """(holder, name, value) of all that has to be replaced in DGL."""
-    import dgl
-    from dgl._ffi.function import Function
-    from dgl._ffi.ndarray import NDArrayBase
-    from dgl._ffi.object import ObjectBase
-    from dgl.heterograph_index import HeteroGraphIndex
+def carriers() -> Iterator[tuple[Any, str, Any]]:
+    """For all functions of C++. The graph of types and what it says stay in host memory, whatever they describe."""
+    for module, name, value in touch.globals_of_dgl():
+        if isinstance(value, touch.Function) and name != touch.METAGRAPH and not module.__name__.startswith("dgl._ffi"):
+            yield module, name, _Carrier(value)
 
-    geometry = [importlib.import_module(f"dgl.geometry.{part}") for part in ("capi", "fps")]  # not imported by dgl
-    # The graph of types and what it says stay in host memory, whatever they describe.
-    kept = {"_CAPI_DGLHeteroGetMetaGraph"}
-    for name, module in list(sys.modules.items()):
-        if name.split(".")[0] != "dgl" or module is None or name.startswith("dgl._ffi"):
-            continue
-        for key, value in list(vars(module).items()):
-            if isinstance(value, Function) and key not in kept:
-                yield module, key, _Carrier(value)
-    backend, torch_backend = dgl.backend, sys.modules["dgl.backend.pytorch.tensor"]
-    conversions = {
-        "zerocopy_to_dgl_ndarray": _to_array,
-        "zerocopy_to_dgl_ndarray_for_write": _to_array_for_write,
-        "zerocopy_from_dgl_ndarray": _from_array,
-        "zerocopy_to_dlpack": _to_capsule,
-    }
-    for key, wrap in conversions.items():
-        for holder in (backend, torch_backend):
-            yield holder, key, wrap(getattr(torch_backend, key))
-    sparse = sys.modules["dgl.backend.pytorch.sparse"]
-    for key, wrap in (("segment_mm", _segment_mm), ("gather_mm", _gather_mm)):
-        for holder in (backend, sparse):
-            yield holder, key, wrap(getattr(sparse, key))
-    of_gpus = {
+
+def of_gpus() -> Iterator[tuple[Any, str, Any]]:
+    """For what DGL has for GPUs alone, wherever it was imported."""
+    ours = {
         "gather_pinned_tensor_rows": host_memory.rows,
         "pin_memory_inplace": _pin_features,
         "is_pinned": host_memory.is_pinned,
         "Filter": _Filter,
         "GPUCache": _no_cache,
     }
-    for name, module in list(sys.modules.items()):
-        if name.split(".")[0] == "dgl" and module is not None:
-            for key in vars(module).keys() & of_gpus.keys():
-                yield module, key, of_gpus[key]
-    yield ObjectBase, "__init_handle_by_constructor__", _init_by_constructor(ObjectBase.__init_handle_by_constructor__)
-    farthest_points = _farthest_points(geometry[0]._farthest_point_sampler)
-    for module in geometry:
-        yield module, "_farthest_point_sampler", farthest_points
-    yield NDArrayBase, "ctx", _context(NDArrayBase.ctx)
-    methods = {"copy_to": _copy_to, "record_stream": _record_stream, "ctx": _context, "edges": _edges}
-    methods |= {"pin_memory": _pinned_copy, "pin_memory_": _pin, "unpin_memory_": _unpin, "is_pinned": _is_pinned}
-    for key, wrap in methods.items():
-        yield HeteroGraphIndex, key, wrap(getattr(HeteroGraphIndex, key))
+    for module, name, _ in touch.globals_of_dgl():
+        if name in ours:
+            yield module, name, ours[name]

@@ -53,34 +53,3 @@ def shim() -> None:
     # DGL asks isinstance() of it in its distributed part.
     vars(stub)["FusedCSCSamplingGraph"] = type("FusedCSCSamplingGraph", (), {"__module__": "dgl.graphbolt"})
     sys.modules["dgl.graphbolt"] = stub
-
-
-def guard_sampling() -> None:
-    """Keep DGL 2.1.0's fused neighbour sampling away from int32 graphs, for which it returns wrong blocks.
-
-    With several OpenMP threads most of its int32 blocks have source ids beyond the sources, and it can abort the
-    process. The unfused path gives the same kind of block and is right. It is part of making DGL
-    usable, so it stays after `disable`.
-    """
-    import dgl
-    import torch
-    from dgl.sampling import neighbor
-
-    fused = neighbor.sample_neighbors_fused
-    if getattr(fused, "_gnnaccel_guard", False):
-        return
-
-    def sample_neighbors_fused(g, nodes, fanout, *args, **kwargs):
-        if g.idtype != torch.int32:
-            return fused(g, nodes, fanout, *args, **kwargs)
-        kwargs.pop("mapping", None)
-        frontier = neighbor.sample_neighbors(g, nodes, fanout, *args, **kwargs)
-        block = dgl.to_block(frontier, nodes)
-        if dgl.EID in frontier.edata:
-            block.edata[dgl.EID] = frontier.edata[dgl.EID]
-        return block
-
-    sample_neighbors_fused.__doc__ = fused.__doc__
-    sample_neighbors_fused._gnnaccel_guard = True  # type: ignore[attr-defined]
-    for holder in (neighbor, dgl.sampling, dgl.DGLGraph):
-        holder.sample_neighbors_fused = sample_neighbors_fused

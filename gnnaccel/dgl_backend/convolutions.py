@@ -15,6 +15,17 @@ from gnnaccel import ops, report
 from gnnaccel.dgl_backend.ops import unsupported
 from gnnaccel.dgl_backend.short import autocasting, copied, is_plain
 from gnnaccel.dgl_backend.structure import degrees_and_one, known_structure, norm, structure
+from gnnaccel.dgl_backend.touch import (
+    allows_zero_in_degree,
+    conv_activation,
+    conv_norm,
+    gin_kind,
+    in_features,
+    index_of,
+    out_features,
+    sage_kind,
+    sage_widths,
+)
 from gnnaccel.graph.csr import Graph
 from gnnaccel.modules import is_as_made, is_watched
 from gnnaccel.ops import linear_sums
@@ -25,7 +36,7 @@ def plain(layer, graph, features) -> bool:
     """True for a call without anything that a layer's own forward, on our SDDMM, edge softmax and SpMM, should see to:
     what `structure_of` looks at, and nodes without in-edges that the layer refuses."""
     structure_ = structure_of(graph, features)
-    return structure_ is not None and (layer._allow_zero_in_degree or structure_.no_empty_rows)
+    return structure_ is not None and (allows_zero_in_degree(layer) or structure_.no_empty_rows)
 
 
 def structure_of(graph, features) -> Graph | None:
@@ -34,11 +45,12 @@ def structure_of(graph, features) -> Graph | None:
     (its casts are those of the ops)."""
     if autocasting() or any(f is None for f in features) or unsupported(*features) is not None:
         return None
-    structure_ = known_structure(graph._graph)
+    index = index_of(graph)
+    structure_ = known_structure(index)
     if structure_ is None:
-        if graph._graph.number_of_etypes() != 1:
+        if index.number_of_etypes() != 1:
             return None
-        structure_ = structure(graph._graph)
+        structure_ = structure(index)
     counts = (structure_.num_cols, structure_.num_rows)
     fits = all(f.shape[0] == count for f, count in zip(features, counts, strict=False))
     return structure_ if fits and features[0].device == structure_.device else None
@@ -84,22 +96,22 @@ def _convolves(layer, graph, features, weight, edge_weight) -> bool:
 
 def _convolved(layer, graph, x, weight, edge_weight):
     """What GraphConv.forward computes; its norms commute with its linear map."""
-    left = norm(graph, "out_degrees", _POWERS[layer._norm][0], x.dtype)
-    right = norm(graph, "in_degrees", _POWERS[layer._norm][1], x.dtype)
-    relu = layer._activation in (nn.functional.relu, torch.relu)
-    if type(layer._activation) is nn.ReLU:
-        relu = not is_watched(layer._activation)
-    width = x.k if isinstance(x, ops.CBSR) and x.is_compressed else layer._in_feats  # what an edge reads
-    first, after = width > layer._out_feats, weight is not None and width <= layer._out_feats
+    powers, activation, made = _POWERS[conv_norm(layer)], conv_activation(layer), out_features(layer)
+    left, right = norm(graph, "out_degrees", powers[0], x.dtype), norm(graph, "in_degrees", powers[1], x.dtype)
+    relu = activation in (nn.functional.relu, torch.relu)
+    if type(activation) is nn.ReLU:
+        relu = not is_watched(activation)
+    width = x.k if isinstance(x, ops.CBSR) and x.is_compressed else in_features(layer)  # what an edge reads
+    first, after = width > made, weight is not None and width <= made
     if first and weight is not None:  # fewer features to sum up
         x = x @ weight
     fused = {} if after else {"bias": layer.bias, "relu": relu}
     edge_weight = None if edge_weight is None else edge_weight.reshape(-1)
-    out = ops.graph_conv(structure(graph._graph), x, edge_weight, source_scale=left, row_scale=right, **fused)
+    out = ops.graph_conv(structure(index_of(graph)), x, edge_weight, source_scale=left, row_scale=right, **fused)
     if after:
         out = out @ weight if layer.bias is None else nn.functional.linear(out, weight.t(), layer.bias)
-    if layer._activation is not None and (after or not relu):
-        out = layer._activation(out)
+    if activation is not None and (after or not relu):
+        out = activation(out)
     return out
 
 
@@ -111,10 +123,9 @@ def sage_forward(original):
     """SAGEConv.forward without frames, where it sums, averages or takes maxima."""
 
     def forward(self, graph, feat, edge_weight=None):
-        structure_ = None
-        gathers_one = self._aggre_type == "gcn" and _in_one_frame(graph, feat)
-        if self._aggre_type in ("mean", "gcn", "pool") and not gathers_one:
-            structure_ = _sums(graph, feat, edge_weight, alike=self._aggre_type == "gcn")
+        structure_, kind = None, sage_kind(self)
+        if kind in ("mean", "gcn", "pool") and not (kind == "gcn" and _in_one_frame(graph, feat)):
+            structure_ = _sums(graph, feat, edge_weight, alike=kind == "gcn")
         if structure_ is None:
             return original(self, graph, feat, edge_weight)
         return _sage(self, graph, structure_, feat)  # its sums are counted
@@ -161,9 +172,9 @@ def _map_of(layer) -> tuple | None:
 def _mean_mapped(layer, structure_: Graph, x: torch.Tensor) -> torch.Tensor | None:
     """fc_self(x of the destinations) + fc_neigh(means of x), as one function of autograd where it can be one: the
     destinations are the first of the sources. None where not."""
-    rows = structure_.num_rows
+    rows, (width, made) = structure_.num_rows, sage_widths(layer)
     # To map before the sum is shorter where there are more destinations than half the sources, and wider features.
-    if layer._in_src_feats > layer._out_feats and 2 * rows > structure_.num_cols:
+    if width > made and 2 * rows > structure_.num_cols:
         return None
     own, behind, start = _map_of(layer.fc_self), _map_of(layer.fc_neigh), time.perf_counter()
     if own is None or behind is None or behind[1] is not None:
@@ -181,7 +192,8 @@ def _sage(layer, graph, structure_: Graph, feat):
         source = target = layer.feat_drop(feat)
         if graph.is_block:
             target = source[: structure_.num_rows]
-    kind, first = layer._aggre_type, layer._in_src_feats > layer._out_feats
+    kind, (width, made) = sage_kind(layer), sage_widths(layer)
+    first = width > made
     if kind == "pool":
         pooled = copied(graph, structure_, nn.functional.relu(layer.fc_pool(source)), "max")
         out = layer.fc_self(target) + layer.fc_neigh(pooled)
@@ -239,7 +251,7 @@ def gin_forward(original):
         source, target = feat if isinstance(feat, tuple) else (feat, feat)
         if graph.is_block and not isinstance(feat, tuple):
             target = feat[: structure_.num_rows]
-        out = torch.addcmul(copied(graph, structure_, source, self._aggregator_type), target, 1 + self.eps)
+        out = torch.addcmul(copied(graph, structure_, source, gin_kind(self)), target, 1 + self.eps)
         out = out if self.apply_func is None else _mapped(self.apply_func, out)
         return out if self.activation is None else self.activation(out)
 

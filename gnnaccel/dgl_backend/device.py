@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import sys
-
 import torch
 from torch import Tensor
 
+from gnnaccel.dgl_backend import touch
 from gnnaccel.lower import bounds
 
 _DEVICE = "_gnnaccel_device"
@@ -27,18 +26,17 @@ def host(gidx):
     """The same index, said to be in host memory."""
     if device_of(gidx) is None:
         return gidx
-    found = gidx._cache.get(_HOST)
+    cache = touch.cache_of(gidx)
+    found = cache.get(_HOST)
     if found is None:
-        found = gidx._cache[_HOST] = twin(gidx)
+        found = cache[_HOST] = twin(gidx)
     return found
 
 
 def twin(gidx):
     """An index of the same C++ structure that carries no device."""
-    calls = sys.modules["dgl.heterograph_index"]
-    allowed, with_formats = calls._CAPI_DGLHeteroGetAllowedFormats, calls._CAPI_DGLHeteroGetFormatGraph.function
-    formats = allowed(gidx)
-    return with_formats(gidx, [f for f in ("coo", "csr", "csc") if f in formats])
+    formats = touch.allowed_formats()(gidx)
+    return touch.with_formats().function(gidx, [f for f in ("coo", "csr", "csc") if f in formats])
 
 
 def to_device(tensor: Tensor, device: torch.device) -> Tensor:

@@ -9,11 +9,11 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from dgl.frame import Column, Frame, LazyFeature
-from dgl.udf import EdgeBatch
 from torch import Tensor
 
+from gnnaccel.dgl_backend import touch
 from gnnaccel.dgl_backend.structure import ends
+from gnnaccel.dgl_backend.touch import Column, LazyFeature, columns_of, edge_frames, index_of, node_frames
 from gnnaccel.lazy.reduce import takes
 from gnnaccel.lazy.tensor import Lazy, Trip, lift
 
@@ -103,39 +103,40 @@ class LiftedColumn(Column):
         Column.data.fset(self, value)
 
 
-class Edges(EdgeBatch):
+class Edges(touch.EdgeBatch):
     """All edges of a graph of one edge type. Ids are made when somebody asks for them."""
 
     _ids: Tensor | None
 
     def __init__(self, g, etype, lifting: Lifting, ids: Tensor | None):
-        source, target = ends(g._graph)
+        self._of = g
+        source, target = ends(index_of(g))
         src, dst = (_lifted(g, lifting, n, side) for n, side in ((source, "u"), (target, "v")))
-        super().__init__(g, ids, etype, src, g._edge_frames[0], dst)
+        super().__init__(g, ids, etype, src, edge_frames(g)[0], dst)
 
-    @property
-    def _eid(self) -> Tensor:
+    def _given(self) -> Tensor:
         if self._ids is None:
-            self._ids = self._graph.edges(form="eid")
+            self._ids = self._of.edges(form="eid")
         return self._ids
 
-    @_eid.setter
-    def _eid(self, value: Tensor | None) -> None:
+    def _give(self, value: Tensor | None) -> None:
         self._ids = value
 
     def batch_size(self) -> int:
-        return self._graph.num_edges() if self._ids is None else len(self._ids)
+        return self._of.num_edges() if self._ids is None else len(self._ids)
+
+
+setattr(Edges, touch.EDGE_IDS, property(Edges._given, Edges._give))
 
 
 def fetched(g) -> bool:
     """True if no feature of a graph is a placeholder that a loader is to replace."""
-    frames = (*g._node_frames, *g._edge_frames)
-    return not any(isinstance(column, LazyFeature) for frame in frames for column in frame._columns.values())
+    frames = (*node_frames(g), *edge_frames(g))
+    return not any(isinstance(column, LazyFeature) for frame in frames for column in columns_of(frame).values())
 
 
-def _lifted(g, lifting: Lifting, ntype: int, side: str) -> Frame:
-    frame = g._node_frames[ntype]
-    found = Frame(num_rows=g.num_edges())
-    found._columns = {name: LiftedColumn(column, lifting, side) for name, column in frame._columns.items()}
-    found._initializers, found._default_initializer = frame._initializers, frame._default_initializer
+def _lifted(g, lifting: Lifting, ntype: int, side: str) -> Any:
+    frame = node_frames(g)[ntype]
+    found = touch.frame_like(frame, g.num_edges())
+    columns_of(found).update({name: LiftedColumn(column, lifting, side) for name, column in columns_of(frame).items()})
     return found

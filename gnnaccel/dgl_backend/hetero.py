@@ -6,11 +6,15 @@ one it is) and in the backward pass where a node type is the source of no edge; 
 
 from __future__ import annotations
 
+import functools
+
 import torch
+from dgl import DGLError
 
 from gnnaccel import report
 from gnnaccel.dgl_backend import ops
 from gnnaccel.dgl_backend.structure import all_rows, structure
+from gnnaccel.dgl_backend.touch import is_all
 from gnnaccel.ops.sddmm import OPS
 from gnnaccel.ops.spmm import MESSAGES
 
@@ -28,8 +32,6 @@ def _refuse(counted, known: bool) -> str | None:
 
     Raises DGLError for what DGL's own code does not look at here, and then reads or writes past the end of.
     """
-    from dgl.base import DGLError
-
     given = [f for f, _ in counted]
     tensors = [(f, count) for f, count in counted if isinstance(f, torch.Tensor)]
     if any(f.shape[:1] != (count,) for f, count in tensors):
@@ -55,8 +57,6 @@ def _ends(gidx) -> list[tuple[int, int]]:
 
 def edge_softmax(original, gidx, eids, norm_by, *scores):
     """EdgeSoftmax_hetero.apply: normalises over all edge types at a node, as one softmax on all edges of the graph."""
-    from dgl.base import is_all
-
     kind = "dgl.edge_softmax_hetero"
     counts = [gidx.num_edges(t) for t in range(gidx.number_of_etypes())]
     why = "a softmax over some of the edges of several edge types" if not is_all(eids) else None
@@ -127,3 +127,8 @@ def _picked(gidx, side, target, ends) -> list:
         return [(side[t], gidx.num_edges(t)) for t in range(len(ends))]
     types = [end[0 if target == "u" else 1] for end in ends]
     return [(side[t], gidx.num_nodes(t)) for t in types]
+
+
+GSpMM_hetero, GSDDMM_hetero, EdgeSoftmax_hetero = (
+    functools.partial(ops.Replacement, function) for function in (spmm, sddmm, edge_softmax)
+)

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
-from dgl.nn.pytorch import GraphConv, SAGEConv, hetero
+from dgl.nn.pytorch import GraphConv, SAGEConv
 from torch import Tensor
 
 from gnnaccel import report
@@ -22,6 +22,7 @@ from gnnaccel.dgl_backend import ops
 from gnnaccel.dgl_backend.hetero_layers import found_of
 from gnnaccel.dgl_backend.short import autocasting, is_plain
 from gnnaccel.dgl_backend.structure import known_structures, stack_of
+from gnnaccel.dgl_backend.touch import MEAN_OF_TYPES, SUM_OF_TYPES, index_of, layer_of
 from gnnaccel.graph import modes
 from gnnaccel.ops.gat_layers import GatLayer, How, gat_layers
 from gnnaccel.ops.gat_layers import is_profitable as attend_together
@@ -29,6 +30,7 @@ from gnnaccel.ops.own_sums import OwnSum, own_sums
 from gnnaccel.ops.own_sums import is_profitable as sum_together
 from gnnaccel.ops.relation_layers import Target, relation_layers, target_of
 from gnnaccel.ops.relation_sums import Term, is_profitable, relation_sums
+from gnnaccel.touch import own_parameters, submodules
 
 KIND = "dgl.HeteroGraphConv"
 _ACROSS = "an aggregate of edge types other than sum and mean"
@@ -78,7 +80,7 @@ def forward(original):
         if found is None or why is not None:
             return original(self, g, inputs, mod_args, mod_kwargs)
         results, counts = _results(g, found)
-        means = _reducer(self) is hetero._mean_reduce_func
+        means = _reduces_by(self, MEAN_OF_TYPES)
         out = {}
         for name, parts in results.items():
             if parts:
@@ -116,9 +118,9 @@ def _tensors(parts: list[Part]) -> list[Any]:
     found: list[Any] = []
     for part in parts:
         layer = part.call.layer
-        found += (*part.does, *part.call.pair, *layer._parameters.values())
-        for inner in layer._modules.values():  # parameters() takes ten times as long
-            found += () if inner is None else inner._parameters.values()
+        found += (*part.does, *part.call.pair, *own_parameters(layer).values())
+        for inner in submodules(layer).values():  # parameters() takes ten times as long
+            found += () if inner is None else own_parameters(inner).values()
     return found
 
 
@@ -150,18 +152,18 @@ def _added(results: list) -> Tensor:
 
 
 def _obstacle(conv, mod_args, mod_kwargs) -> str | None:
-    if _reducer(conv) not in (hetero._sum_reduce_func, hetero._mean_reduce_func):
+    if not (_reduces_by(conv, SUM_OF_TYPES) or _reduces_by(conv, MEAN_OF_TYPES)):
         return _ACROSS
     if mod_args or mod_kwargs:
         return "arguments of the edge types' layers"
     return modes.RECOMPUTING if modes.recomputing() else None
 
 
-def _reducer(conv) -> Any:
-    """What reduces the stack of results of a conv with one of DGL's own aggregates that makes one."""
-    aggregate = conv.agg_fn
-    own = type(aggregate) is functools.partial and aggregate.func is hetero._agg_func and not aggregate.args
-    return aggregate.keywords.get("fn") if own and len(aggregate.keywords) == 1 else None
+def _reduces_by(conv, how: functools.partial) -> bool:
+    """True for a conv that reduces its results by one of DGL's own aggregates."""
+    given = conv.agg_fn
+    same = type(given) is functools.partial and given.func is how.func and given.args == how.args
+    return same and given.keywords == how.keywords
 
 
 def _found(conv, g, inputs) -> Found | str | None:
@@ -170,11 +172,11 @@ def _found(conv, g, inputs) -> Found | str | None:
     pairs = _pairs(g, inputs)
     if pairs is None:
         return None
-    graphs = known_structures(g._graph, [number for number, *_ in pairs])
+    graphs = known_structures(index_of(g), [number for number, *_ in pairs])
     types = list(g.dsttypes)
     found = Found({name: [] for name in types}, {name: [] for name in types}, {}, {})
     for place, (number, etype, *pair) in enumerate(pairs):
-        call, name = Call(number, etype, conv._get_module(etype), tuple(pair)), etype[2]
+        call, name = Call(number, etype, layer_of(conv, etype), tuple(pair)), etype[2]
         does = None if graphs is None else found_of(call.layer, graphs[place], *pair)
         part = Part(call, does)
         if isinstance(does, Term) and (not found.sums[name] or _alike(found.sums[name][0], part)):
@@ -254,6 +256,6 @@ def _keeper(g, parts: list[Part]) -> Callable:
     numbers = tuple([part.call.number for part in parts])
 
     def kept(key, make):
-        return stack_of(g._graph, (numbers, key), make)
+        return stack_of(index_of(g), (numbers, key), make)
 
     return kept

@@ -8,12 +8,13 @@ import torch
 from dgl.nn.pytorch import GATConv, GINConv, GraphConv, SAGEConv
 from torch import Tensor, nn
 
-from gnnaccel.dgl_backend import ops
+from gnnaccel.dgl_backend import ops, touch
 from gnnaccel.graph.csr import Graph
 from gnnaccel.modules import is_watched
 from gnnaccel.ops.gat_layers import GatLayer
 from gnnaccel.ops.own_sums import OwnSum
 from gnnaccel.ops.relation_sums import Term
+from gnnaccel.touch import COMPILED_CALL
 
 # Devices on which the sums of GINConv are found together: on the CPU that takes as long as one by one (EPYC).
 SUMMING = ("cuda",)
@@ -25,7 +26,7 @@ def found_of(layer: Any, graph: Graph, x: Any, own: Any) -> Term | GatLayer | Ow
     """What a layer does but for the bias of a Term and SAGEConv's own map, and what GINConv does with its sums; None
     where it does more, or something else."""
     finder = _FINDERS.get(type(layer))
-    if finder is None or is_watched(layer) or vars(layer).get("_compiled_call_impl"):
+    if finder is None or is_watched(layer) or vars(layer).get(COMPILED_CALL):
         return None
     if not isinstance(x, Tensor) or not isinstance(own, Tensor) or x.dim() != 2 or x.dtype not in _DTYPES:
         return None
@@ -35,13 +36,18 @@ def found_of(layer: Any, graph: Graph, x: Any, own: Any) -> Term | GatLayer | Ow
 
 
 def _convolution(layer: Any, graph: Graph, x: Tensor, own: Tensor) -> Term | None:
-    kind = _KINDS.get(layer._norm)
-    usual = layer._activation is None and layer._allow_zero_in_degree and layer.weight is not None
+    kind = _KINDS.get(touch.conv_norm(layer))
+    usual = touch.conv_activation(layer) is None and touch.allows_zero_in_degree(layer) and layer.weight is not None
     return _term(graph, x, layer.weight, layer.bias, kind, False) if usual else None
 
 
 def _sage(layer: Any, graph: Graph, x: Tensor, own: Tensor) -> Term | None:
-    if layer._aggre_type != "mean" or layer.activation is not None or layer.norm is not None or _drops(layer.feat_drop):
+    if (
+        touch.sage_kind(layer) != "mean"
+        or layer.activation is not None
+        or layer.norm is not None
+        or _drops(layer.feat_drop)
+    ):
         return None
     maps = layer.fc_neigh, layer.fc_self
     if any(type(m) is not nn.Linear or is_watched(m) for m in maps) or layer.fc_neigh.bias is not None:
@@ -68,12 +74,12 @@ def _attention(layer: Any, graph: Graph, x: Tensor, own: Tensor) -> GatLayer | N
         return None
     if type(layer.leaky_relu) is not nn.LeakyReLU or is_watched(layer.leaky_relu) or not x.numel() or not own.numel():
         return None
-    if not (layer._allow_zero_in_degree or graph.no_empty_rows) or not _is_own(own, graph, x):
+    if not (touch.allows_zero_in_degree(layer) or graph.no_empty_rows) or not _is_own(own, graph, x):
         return None
     maps = (layer.fc_src, layer.fc_dst) if hasattr(layer, "fc_src") else (layer.fc, layer.fc)
     if any(type(m) is not nn.Linear or m.bias is not None or is_watched(m) for m in maps):
         return None
-    shape = 1, layer._num_heads, layer._out_feats
+    shape = 1, *touch.heads_and_width(layer)
     vectors, bias = (layer.attn_l, layer.attn_r), layer.bias if layer.has_explicit_bias else None
     if any(not _takes(t, x) or t.shape != shape for t in vectors):
         return None
@@ -83,7 +89,7 @@ def _attention(layer: Any, graph: Graph, x: Tensor, own: Tensor) -> GatLayer | N
 
 
 def _isomorphism(layer: Any, graph: Graph, x: Tensor, own: Tensor) -> OwnSum | None:
-    if layer._aggregator_type != "sum" or x.device.type not in SUMMING or not graph.nnz or not _is_own(own, graph, x):
+    if touch.gin_kind(layer) != "sum" or x.device.type not in SUMMING or not graph.nnz or not _is_own(own, graph, x):
         return None
     eps = layer.eps
     if not _takes(eps, x) or eps.numel() != 1 or eps.requires_grad or own.shape[1] != x.shape[1] or not x.shape[1]:
@@ -105,4 +111,8 @@ def _takes(parameter: Any, x: Tensor) -> bool:
     return isinstance(parameter, Tensor) and parameter.dtype == x.dtype and parameter.device == x.device
 
 
-_FINDERS = {GraphConv: _convolution, SAGEConv: _sage, GATConv: _attention, GINConv: _isomorphism}
+_FINDERS = {
+    layer: find
+    for layer, find in {GraphConv: _convolution, SAGEConv: _sage, GATConv: _attention, GINConv: _isomorphism}.items()
+    if touch.unknown_layer(layer.__name__) is None
+}

@@ -15,12 +15,11 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from dgl.frame import Column, Frame
-from dgl.udf import NodeBatch
 from torch import Tensor
-from torch.utils._pytree import tree_flatten, tree_map_only
 
+from gnnaccel import touch
 from gnnaccel.dgl_backend.structure import receivers
+from gnnaccel.dgl_backend.touch import Column, Frame, NodeBatch, columns_of, frame_like, index_of, node_frames
 from gnnaccel.lazy.deferred import METADATA
 from gnnaccel.lazy.reduce import Unsupported, reduced, softmax, takes
 from gnnaccel.lazy.rules import ELEMENTWISE
@@ -46,7 +45,7 @@ class _Box:
 
     def __init__(self, g, trip: Trip):
         self.trip = trip
-        self.ids, itself = receivers(g._graph)
+        self.ids, itself = receivers(index_of(g))
         self.nodes = _Nodes(itself)
 
     def of_nodes(self, value: Tensor) -> _Values:
@@ -102,15 +101,15 @@ class _Values(Tensor):
     @classmethod
     def __torch_function__(cls, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
-        flat = tree_flatten((args, kwargs))[0]
+        flat = touch.pytree.tree_flatten((args, kwargs))[0]
         box = next(x.box for x in flat if isinstance(x, (_Values, Degree)))
         if any(isinstance(x, _Values) and x.is_mail for x in flat):
             return _of_mail(box, func, args, kwargs)
         if any(isinstance(x, Degree) for x in flat):
             dims = max(x.dim() for x in flat if isinstance(x, Tensor))
             dtype = next(x.dtype for x in flat if isinstance(x, Tensor))
-            args, kwargs = tree_map_only(Degree, lambda x: x.beside(dims, dtype), (args, kwargs))
-        args, kwargs = tree_map_only(_Values, lambda x: x.held, (args, kwargs))
+            args, kwargs = touch.pytree.tree_map_only(Degree, lambda x: x.beside(dims, dtype), (args, kwargs))
+        args, kwargs = touch.pytree.tree_map_only(_Values, lambda x: x.held, (args, kwargs))
         return _of_results(box, func(*args, **kwargs))
 
     @classmethod
@@ -124,7 +123,7 @@ _Values.__name__ = _Values.__qualname__ = "Tensor"
 def _of_results(box: _Box, out):
     if isinstance(out, Tensor) and not isinstance(out, Lazy) and out.shape[:1] != (box.nodes.graph.nnz,):
         raise Refused("a reduce function of nodes together")
-    return tree_map_only(Tensor, box.of_nodes, out)
+    return touch.pytree.tree_map_only(Tensor, box.of_nodes, out)
 
 
 class _Unseen:
@@ -206,7 +205,7 @@ def _spelled(*names: str, holders=(torch, Tensor)) -> dict[Any, str]:
 
 _REDUCTIONS = _spelled("sum", "mean", "max", "min", "amax", "amin")
 _SOFTMAX = _spelled("softmax", holders=(torch, Tensor, F))
-_SHAPE, _NDIM = vars(torch._C.TensorBase)["shape"].__get__, vars(torch._C.TensorBase)["ndim"].__get__
+_SHAPE, _NDIM = Tensor.shape.__get__, Tensor.ndim.__get__  # type: ignore[attr-defined]
 _SHAPES = {Tensor.size, _SHAPE, torch.numel, Tensor.numel, Tensor.nelement, Tensor.__len__}
 _DIMS = {Tensor.dim, Tensor.ndimension, _NDIM}
 # Functions of each message, which take a dimension of its features.
@@ -215,7 +214,7 @@ _BY_FEATURES = _spelled("unsqueeze", "squeeze")
 
 def _of_mail(box: _Box, func, args: tuple, kwargs: dict):
     """func(*args, **kwargs), of which some are messages."""
-    mail = next(x for x in tree_flatten((args, kwargs))[0] if isinstance(x, _Values) and x.is_mail)
+    mail = next(x for x in touch.pytree.tree_flatten((args, kwargs))[0] if isinstance(x, _Values) and x.is_mail)
     dims = mail.held.dim() + 1
     if func in _DIMS:
         return dims
@@ -329,9 +328,9 @@ class _Batch(NodeBatch):
     """The nodes with messages. How many they are, and which, differs from DGL's batches."""
 
     def __init__(self, g, box: _Box, messages: dict):
-        frame = g._node_frames[g.get_ntype_id_from_dst(g.dsttypes[0])]
+        frame = node_frames(g)[g.get_ntype_id_from_dst(g.dsttypes[0])]
         data = Frame(num_rows=box.nodes.graph.nnz)
-        data._columns = {name: _Column(box, column) for name, column in frame._columns.items()}
+        columns_of(data).update({name: _Column(box, column) for name, column in columns_of(frame).items()})
         super().__init__(g, None, g.dsttypes[0], data, msgs=messages)
 
     def nodes(self):
@@ -404,9 +403,8 @@ def _restore(state: tuple) -> None:
 
 def _frame(g, box: _Box, found: dict) -> Frame:
     """The results as DGL's own invoke_udf_reduce returns them: of nodes without messages what a new feature has."""
-    given = g._node_frames[g.get_ntype_id_from_dst(g.dsttypes[0])]
-    out = Frame(num_rows=g.num_dst_nodes())
-    out._initializers, out._default_initializer = given._initializers, given._default_initializer
+    given = node_frames(g)[g.get_ntype_id_from_dst(g.dsttypes[0])]
+    out = frame_like(given, g.num_dst_nodes())
     if box.ids is None:
         for name, value in found.items():
             out.update_column(name, value)

@@ -7,33 +7,41 @@ by a built-in reduction, or by a user's own that does no more than that (mailbox
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
 from typing import Any, NamedTuple
 
 import dgl.function as fn
 import torch
-from dgl import core
-from dgl.backend.pytorch import sparse
-from dgl.base import EID, NID, is_all
-from dgl.function.base import TargetCode
-from dgl.function.message import BinaryMessageFunction, CopyMessageFunction
+from dgl import EID, NID
 from torch import Tensor
-from torch.utils._pytree import tree_map_only
 
-from gnnaccel import report, schedule, touch
+from gnnaccel import report, touch
 from gnnaccel.dgl_backend import mailbox, ops
 from gnnaccel.dgl_backend.edges import Edges, LiftedColumn, Lifting, fetched
 from gnnaccel.dgl_backend.short import autocasting
 from gnnaccel.dgl_backend.structure import ends, structure
+from gnnaccel.dgl_backend.touch import (
+    ALL,
+    BinaryMessageFunction,
+    CopyMessageFunction,
+    TargetCode,
+    columns_of,
+    core,
+    edge_frames,
+    index_of,
+    is_all,
+    node_frames,
+)
 from gnnaccel.dgl_backend.trust import distrust
 from gnnaccel.graph import modes
 from gnnaccel.graph.csr import Graph
-from gnnaccel.lazy import blocks, programs
+from gnnaccel.lazy import programs
 from gnnaccel.lazy.expression import Apply
 from gnnaccel.lazy.reduce import Unsupported, reduced, unserved
 from gnnaccel.lazy.tensor import Lazy, Trip
-from gnnaccel.lower import bounds
+from gnnaccel.lower import bounds, choose
 
 MESSAGE, REDUCE = "dgl.message function", "dgl.reduce function"
 _FEW = "few messages, which DGL's own way stores and reduces the quicker"
@@ -52,7 +60,7 @@ class Originals(NamedTuple):
 
 def _obstacle(g) -> str | None:
     """Why DGL must run the functions of any call on this graph; None if nothing stands against it."""
-    index = g._graph
+    index = index_of(g)
     if (why := ops.transformed()) is not None:
         return why
     if modes.faking() or torch.compiler.is_compiling() or touch.tracing():
@@ -68,18 +76,15 @@ def _obstacle(g) -> str | None:
 
 def _are_few(g) -> bool:
     """True if messages as wide as the widest feature are so few that DGL's own way is the quicker."""
-    if g.device.type == "cuda" and torch.are_deterministic_algorithms_enabled():  # torch's gathers have no such sums
-        return False
-    if schedule.is_lasting():  # to be captured: the host's time is no reason
-        return False
-    frames = (g._edge_frames[0], *(g._node_frames[t] for t in set(ends(g._graph))))
-    widths = [math.prod(column.shape) for frame in frames for column in frame._columns.values()]
-    return blocks.are_few(g.device.type, g.num_edges(), g.num_dst_nodes(), max(widths, default=1))
+    frames = (edge_frames(g)[0], *(node_frames(g)[t] for t in set(ends(index_of(g)))))
+    widths = [math.prod(column.shape) for frame in frames for column in columns_of(frame).values()]
+    width = max(widths, default=1)
+    return choose.are_few(device=g.device.type, edges=g.num_edges(), nodes=g.num_dst_nodes(), width=width)
 
 
 def stored(value):
     """What a user's function returned, with the rows of lazy features made, in one walk over the edges if possible."""
-    return tree_map_only(Lazy, _rows, value)
+    return touch.pytree.tree_map_only(Lazy, _rows, value)
 
 
 def _rows(x: Lazy) -> Tensor:
@@ -109,7 +114,7 @@ class _Call:
         why = _obstacle(self.g) or (_FEW if few and _are_few(self.g) else None) or distrust(function)
         if why is not None:
             report.fallback(MESSAGE, why)
-            return self.originals.invoke_edge_udf(self.g, core.ALL, self.etype, function, orig_eid=ids)
+            return self.originals.invoke_edge_udf(self.g, ALL, self.etype, function, orig_eid=ids)
         return function(Edges(self.g, self.etype, self._open(), ids))
 
     def built_in(self, function):
@@ -129,15 +134,15 @@ class _Call:
         return {function.out_field: getattr(torch, function.binary_op)(lhs, rhs)}
 
     def _open(self) -> Lifting:
-        self.trip = Trip(structure(self.g._graph))
+        self.trip = Trip(structure(index_of(self.g)))
         self.lifting = Lifting(self.g, self.trip)
         return self.lifting
 
     def _operand(self, target: int, field: str) -> Tensor:
         if target == TargetCode.EDGE:
-            return self.g._edge_frames[0][field]
+            return edge_frames(self.g)[0][field]
         assert self.lifting is not None
-        column = self.g._node_frames[ends(self.g._graph)[target]]._columns[field]
+        column = columns_of(node_frames(self.g)[ends(index_of(self.g))[target]])[field]
         return LiftedColumn(column, self.lifting, "uv"[target]).data
 
     def close(self) -> None:
@@ -172,8 +177,10 @@ def _is_wide(value) -> bool:
     return any(math.prod(x.shape[1:]) > bounds.STORED_FEATURES for x in made if not (isinstance(x, Lazy) and x.waiting))
 
 
-def edge_function(originals: Originals):
+def edge_function(original):
     """core.invoke_edge_udf, as apply_edges calls it: the rows of what the function returns are stored."""
+
+    originals = Originals(original, core.invoke_udf_reduce, core.message_passing)
 
     def invoke(graph, eid, etype, func, *, orig_eid=None):
         if not is_all(eid):
@@ -191,8 +198,10 @@ def edge_function(originals: Originals):
     return invoke
 
 
-def message_passing(originals: Originals):
+def message_passing(original):
     """core.message_passing, where a function of its is the user's."""
+
+    originals = Originals(core.invoke_edge_udf, core.invoke_udf_reduce, original)
 
     def run(g, mfunc, rfunc, afunc):
         if core.is_builtin(mfunc) and core.is_builtin(rfunc):
@@ -213,7 +222,7 @@ def _applied(g, afunc, ndata):
     for name, value in g.dstdata.items():
         if name not in ndata:
             ndata[name] = value
-    return core.invoke_node_udf(g, core.ALL, g.dsttypes[0], afunc, ndata=ndata, orig_nid=g.dstdata.get(NID, None))
+    return core.invoke_node_udf(g, ALL, g.dsttypes[0], afunc, ndata=ndata, orig_nid=g.dstdata.get(NID, None))
 
 
 def _by_built_in(call: _Call, mfunc, rfunc):
@@ -230,14 +239,16 @@ def _by_built_in(call: _Call, mfunc, rfunc):
     return {rfunc.out_field: out}
 
 
-def _reduced(graph: Graph, message: Lazy, reduce: str) -> Tensor | None:
+def _reduced(graph: Graph, message: Tensor, reduce: str) -> Tensor | None:
     """What DGL's ops give of the rows of a message: rows without edges hold what a maximum or minimum starts from.
 
     None for what is theirs to do: extrema of values with NaN, other dtypes and reductions.
     """
-    (message,) = sparse._cast_if_autocast_enabled(message) if graph.device.type == "cuda" else (message,)
+    casting = torch.is_autocast_enabled("cuda")  # as DGL's ops do, whatever the device
+    if casting and graph.device.type == "cuda" and message.is_floating_point() and message.dtype != torch.float64:
+        message = message.to(torch.get_autocast_dtype("cuda"))
     try:
-        with sparse._disable_autocast_if_enabled():
+        with torch.autocast("cuda", enabled=False) if casting else contextlib.nullcontext():
             out = reduced(graph, message, reduce)
     except Unsupported:
         return None
@@ -266,7 +277,7 @@ def _by_function(call: _Call, mfunc, rfunc):
     start, is_lazy, is_wide, out = time.perf_counter(), _is_lazy(lazy), _is_wide(lazy), None
     if why is None:
         try:
-            out = mailbox.reduce(g, call.trip or Trip(structure(g._graph)), rfunc, lazy)
+            out = mailbox.reduce(g, call.trip or Trip(structure(index_of(g))), rfunc, lazy)
             report.record(REDUCE, start)
         except mailbox.Refused as refusal:
             why = str(refusal)

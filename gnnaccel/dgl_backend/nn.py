@@ -10,7 +10,10 @@ from __future__ import annotations
 
 import inspect
 import threading
+from collections.abc import Iterator
+from typing import Any
 
+import dgl
 import torch
 from torch import nn
 
@@ -18,6 +21,7 @@ from gnnaccel import ops, report
 from gnnaccel.dgl_backend.convolutions import features_of, plain
 from gnnaccel.dgl_backend.ops import unsupported
 from gnnaccel.dgl_backend.structure import every_row_has_edges, structure
+from gnnaccel.dgl_backend.touch import ALLOWS, heads_and_width, index_of
 from gnnaccel.modules import is_watched
 
 
@@ -27,7 +31,7 @@ def _fuses(layer, graph, features, edge_weight, get_attention) -> bool:
         return False
     if any(f.dim() != 2 for f in features):
         return False
-    structure_ = structure(graph._graph)
+    structure_ = structure(index_of(graph))
     if len(features) == 1 and not graph.is_block and structure_.num_cols != structure_.num_rows:
         return False
     if type(layer.leaky_relu) is not nn.LeakyReLU or type(layer.attn_drop) is not nn.Dropout:
@@ -68,13 +72,13 @@ def gatv2_forward(original):
 
 def _scores(layer, x: torch.Tensor) -> bool:
     """True if `ops.gatv2_scores` takes the layer's vectors and the dtype."""
-    fits = layer.attn.shape == (1, layer._num_heads, layer._out_feats) and layer.attn.dtype == x.dtype
+    fits = layer.attn.shape == (1, *heads_and_width(layer)) and layer.attn.dtype == x.dtype
     return fits and (x.is_cuda or x.dtype != torch.bfloat16)
 
 
 def _gatv2(layer, graph, features):
-    heads, width = layer._num_heads, layer._out_feats
-    structure_ = structure(graph._graph)
+    heads, width = heads_and_width(layer)
+    structure_ = structure(index_of(graph))
     if len(features) == 2:
         h_source, h_target = (layer.feat_drop(f) for f in features)
     else:
@@ -128,8 +132,8 @@ def _is_mapped_plainly(layer, graph, features, edge_feat) -> bool:
 def _edge_gat(layer, graph, feat, edge_feat):
     """Result and weights [E, H]. With maps W of the edges' features f: a . W f = f . (W^T a), and the sum of the
     weighted W f is W times the sum of the weighted f."""
-    heads, width = layer._num_heads, layer._out_feats
-    structure_ = structure(graph._graph)
+    heads, width = heads_and_width(layer)
+    structure_ = structure(index_of(graph))
     source, to_source, to_target, target = _ends(layer, graph, feat)
     maps = layer.fc_edge.weight.view(heads, width, -1)
     to_edge = nn.functional.linear(edge_feat, (maps * layer.attn_edge[0].unsqueeze(-1)).sum(1))
@@ -153,7 +157,7 @@ def agnn_forward(original):
             return original(self, graph, feat)
         with report.accelerated("dgl.AGNNConv"):
             unit = nn.functional.normalize(feat, p=2, dim=-1)
-            structure_ = structure(graph._graph)
+            structure_ = structure(index_of(graph))
             query = (self.beta * unit)[: structure_.num_rows]
             out = ops.dot_attention(structure_, *(t.unsqueeze(1) for t in (query, unit, feat)), scale=1.0)
             return out.squeeze(1).clone()  # as in _fused
@@ -168,8 +172,8 @@ def dotgat_forward(original):
         if get_attention or not hasattr(self, "fc") or not _is_matrix_of_one_side(self, graph, feat):
             return original(self, graph, feat, get_attention)
         with report.accelerated("dgl.DotGatConv"):
-            x = self.fc(feat).view(-1, self._num_heads, self._out_feats)
-            structure_ = structure(graph._graph)
+            x = self.fc(feat).view(-1, *heads_and_width(self))
+            structure_ = structure(index_of(graph))
             return ops.dot_attention(structure_, x[: structure_.num_rows], x, x).clone()  # as in _fused
 
     return forward
@@ -182,15 +186,14 @@ def _is_matrix_of_one_side(layer, graph, feat) -> bool:
     return graph.is_block or len(graph.ntypes) == 1
 
 
-def layers_that_check_degrees() -> list[type[nn.Module]]:
-    """The layers that take an `allow_zero_in_degree`."""
-    import dgl
+def checks_of_degrees() -> Iterator[tuple[type[nn.Module], str, Any]]:
+    """For the layers that take an `allow_zero_in_degree`: what is to stand in them."""
+    for layer in {v for v in vars(dgl.nn.pytorch).values() if isinstance(v, type) and issubclass(v, nn.Module)}:
+        if "allow_zero_in_degree" in inspect.signature(layer.__init__).parameters:
+            yield layer, "forward", _checked_once(layer.forward)
+            yield layer, ALLOWS, allowance
 
-    layers = {v for v in vars(dgl.nn.pytorch).values() if isinstance(v, type) and issubclass(v, nn.Module)}
-    return [v for v in layers if "allow_zero_in_degree" in inspect.signature(v.__init__).parameters]
 
-
-ALLOWS = "_allow_zero_in_degree"  # what these layers look at
 _known = threading.local()  # .layers: those whose graph, in a call of this thread, is known to have no such node
 
 
@@ -208,16 +211,16 @@ allowance = property(_allows, _set_allows)
 """Stands in for the layers' own attribute, which stays what and where it is."""
 
 
-def checked_once(original):
+def _checked_once(original):
     """The forward of a layer that refuses nodes without in-edges, which it looks for at every call: on CUDA it would
     wait for the GPU each time. There the answer is kept with the graph."""
 
     def forward(self, graph, *args, **kwargs):
         looks = not vars(self).get(ALLOWS, True)
-        index = getattr(graph, "_graph", None)
-        if not looks or index is None or graph.device.type != "cuda" or index.number_of_etypes() != 1:
+        if not looks or not isinstance(graph, dgl.DGLGraph) or graph.device.type != "cuda":
             return original(self, graph, *args, **kwargs)
-        if not every_row_has_edges(index):
+        index = index_of(graph)
+        if index.number_of_etypes() != 1 or not every_row_has_edges(index):
             return original(self, graph, *args, **kwargs)  # which words the error
         before = getattr(_known, "layers", ())
         _known.layers = (*before, self)
@@ -232,7 +235,7 @@ def checked_once(original):
 def _ends(layer, graph, feat):
     """Of a GATConv or EdgeGATConv: heads of the sources, their scores and the destinations', and what a residual of
     these is of."""
-    heads, width = layer._num_heads, layer._out_feats
+    heads, width = heads_and_width(layer)
     if isinstance(feat, tuple):
         source, target = layer.feat_drop(feat[0]), layer.feat_drop(feat[1])
         apart = hasattr(layer, "fc_src")
@@ -243,14 +246,14 @@ def _ends(layer, graph, feat):
     x_source = layer.fc(source).view(-1, heads, width)
     to_source, to_target = ops.head_dots(x_source, torch.cat([layer.attn_l, layer.attn_r])).unbind()
     if graph.is_block:
-        rows = structure(graph._graph).num_rows
+        rows = structure(index_of(graph)).num_rows
         to_target, target = to_target[:rows], target[:rows]
     return x_source, to_source, to_target, target
 
 
 def _fused(layer, graph, feat):
-    heads, width = layer._num_heads, layer._out_feats
-    structure_ = structure(graph._graph)
+    heads, width = heads_and_width(layer)
+    structure_ = structure(index_of(graph))
     slope, vectors = layer.leaky_relu.negative_slope, (layer.attn_l, layer.attn_r)
     if not isinstance(feat, tuple) and not graph.is_block and all(v.shape == (1, heads, width) for v in vectors):
         target = layer.feat_drop(feat)

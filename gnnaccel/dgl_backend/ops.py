@@ -7,14 +7,17 @@ the registered op, whose autograd replaces DGL's. What it does not support goes 
 
 from __future__ import annotations
 
+import functools
 import time
 from types import ModuleType
 
 import torch
+from dgl import DGLError
 
 from gnnaccel import report, touch
 from gnnaccel.dgl_backend import bridge, our_kernels
 from gnnaccel.dgl_backend.structure import known_structure, structure
+from gnnaccel.dgl_backend.touch import index_of, is_all, reshape_lhs_rhs
 from gnnaccel.ops import CBSR, has_cuda_kernels
 from gnnaccel.ops.sddmm import OPS
 from gnnaccel.ops.spmm import MESSAGES, REDUCES
@@ -74,8 +77,6 @@ def unsupported(*features) -> str | None:
 
 def leave(original, kind: str, why: str, *args):
     """Let DGL run a call, counted; where it has no kernel for CUDA, say so."""
-    from dgl.base import DGLError
-
     report.fallback(kind, why)
     args = tuple(a.to_dense() if isinstance(a, CBSR) else a for a in args)  # DGL reads addresses
     if any(isinstance(a, torch.Tensor) and a.is_cuda for a in args) and bridge.needed():
@@ -86,8 +87,6 @@ def leave(original, kind: str, why: str, *args):
 def on_one_device(graph, *features) -> None:
     for feature in features:
         if feature is not None and feature.device != graph.device:
-            from dgl.base import DGLError
-
             raise DGLError(f"Expect features on the graph's device, {graph.device}, got {feature.device}")
 
 
@@ -220,8 +219,6 @@ def run_sddmm(graph, op, lhs, rhs, lhs_target, rhs_target):
 
 def edge_softmax(original, gidx, score, eids, norm_by):
     """EdgeSoftmax.apply. DGL's own does not look at the number of scores, and writes past its arrays."""
-    from dgl.base import DGLError, is_all
-
     kind = "dgl.edge_softmax"
     if isinstance(score, torch.Tensor) and score.dim() == 0:
         raise DGLError("edge_softmax: expected one score per edge, got a scalar")
@@ -267,24 +264,31 @@ class Replacement:
         return self._function(self.replaced.apply, *args)
 
 
+GSpMM, GSDDMM = functools.partial(Replacement, spmm), functools.partial(Replacement, sddmm)
+EdgeSoftmax, SegmentReduce = functools.partial(Replacement, edge_softmax), functools.partial(Replacement, segments)
+
+
 def mean_gspmm(gspmm):
     """dgl.ops.gspmm that reduces "mean" in one pass instead of a sum and a division."""
 
     def replacement(g, op, reduce_op, lhs_data, rhs_data):
         features = (lhs_data, rhs_data)
-        plain = g._graph.number_of_etypes() == 1 and op not in ("sub", "div")
+        plain = index_of(g).number_of_etypes() == 1 and op not in ("sub", "div")
         if reduce_op != "mean" or not plain or torch.is_autocast_enabled():
             return gspmm(g, op, reduce_op, lhs_data, rhs_data)
         if unsupported(*features) is not None:
             return gspmm(g, op, reduce_op, lhs_data, rhs_data)
         if op not in ("copy_lhs", "copy_rhs"):
-            from dgl.ops.spmm import reshape_lhs_rhs
-
             lhs_data, rhs_data = reshape_lhs_rhs(lhs_data, rhs_data)
 
         def original(gidx, op, reduce, lhs, rhs):  # reached only for features that do not fit: DGL words the error
             return gspmm(g, op, "mean", lhs, rhs)
 
-        return spmm(original, g._graph, op, "mean", lhs_data, rhs_data)
+        return spmm(original, index_of(g), op, "mean", lhs_data, rhs_data)
 
     return replacement
+
+
+def of_dense(original):
+    """`original` of a tensor, which gets the dense one of a CBSR: it hands on addresses."""
+    return lambda data: original(data.to_dense() if isinstance(data, CBSR) else data)

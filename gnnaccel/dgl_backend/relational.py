@@ -8,6 +8,7 @@ import torch
 from gnnaccel import ops, report
 from gnnaccel.dgl_backend.convolutions import structure_of
 from gnnaccel.dgl_backend.ops import OUT_OF_RANGE
+from gnnaccel.dgl_backend.touch import out_features, steps
 from gnnaccel.graph.cache import derived
 from gnnaccel.graph.csr import Graph
 from gnnaccel.modules import is_watched
@@ -58,8 +59,8 @@ def gated_graph_forward(original):
         lins = [(lin.weight, lin.bias) for lin in self.linears]
         lins = [lin if has else (lin[0].detach(), lin[1].detach()) for lin, has in zip(lins, met, strict=True)]
         weight, bias = torch.stack([w.t() for w, _ in lins]), torch.stack([b for _, b in lins])
-        x = torch.cat([feat, feat.new_zeros(feat.shape[0], self._out_feats - feat.shape[1])], -1)
-        for _ in range(self._n_steps):
+        x = torch.cat([feat, feat.new_zeros(feat.shape[0], out_features(self) - feat.shape[1])], -1)
+        for _ in range(steps(self)):
             with report.accelerated("dgl.GatedGraphConv"):
                 sums = torch.addmm(ops.relational_spmm(structure_, x, etypes, weight), counts, bias)
             x = self.gru(sums, x)
@@ -75,7 +76,7 @@ def _is_plain_gated(layer, feat) -> bool:
         return False
     given = [t for lin in lins for t in (lin.weight, lin.bias)]
     alike = all(type(t) in _TENSORS and t.dtype == feat.dtype and t.device == feat.device for t in given)
-    return alike and feat.dim() == 2 and feat.dtype in _DTYPES and feat.shape[1] <= layer._out_feats
+    return alike and feat.dim() == 2 and feat.dtype in _DTYPES and feat.shape[1] <= out_features(layer)
 
 
 def _degrees(graph: Graph, etypes, types: int, dtype: torch.dtype) -> tuple[torch.Tensor, list[bool]] | None:

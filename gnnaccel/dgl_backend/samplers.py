@@ -15,13 +15,12 @@ from typing import NamedTuple
 
 import dgl
 import torch
-from dgl import utils
-from dgl.heterograph import DGLBlock
 from torch import Tensor
 
 from gnnaccel import report, sampling
 from gnnaccel.dgl_backend.block_index import block_index
 from gnnaccel.dgl_backend.structure import arrays_on, to_graph
+from gnnaccel.dgl_backend.touch import DGLBlock, no_block_index, utils
 from gnnaccel.graph import build
 from gnnaccel.graph.csr import Graph
 from gnnaccel.ops import has_cuda_kernels
@@ -55,6 +54,8 @@ def reason_against(sampler, g, seeds, exclude_eids) -> str | None:
         return "seeds on another device than the graph, which is not pinned"
     if seeds.is_cuda and not has_cuda_kernels():
         return "this gnnaccel has no CUDA half"
+    if seeds.is_cuda and (lacking := no_block_index()) is not None:
+        return lacking
     if sampler.output_device is not None and torch.zeros(0, device=sampler.output_device).device != seeds.device:
         return "an output device"
     return None
@@ -214,16 +215,5 @@ def sample_blocks(original: Callable) -> Callable:
             reason = "a seed that is there twice"
         report.fallback(_KIND, reason)
         return original(self, g, seed_nodes, exclude_eids)
-
-    return method
-
-
-def leave_to_dgl(original: Callable, kind: str) -> Callable:
-    """A sampler's method of which nothing is ours, counted."""
-
-    @functools.wraps(original)
-    def method(self, *args, **kwargs):
-        report.fallback(kind, "DGL's own library samples")
-        return original(self, *args, **kwargs)
 
     return method

@@ -12,17 +12,25 @@ import time
 
 import dgl
 import torch
-from dgl import backend
-from dgl.base import ALL, is_all
-from dgl.frame import Column
-from dgl.function.base import TargetCode
-from dgl.function.message import BinaryMessageFunction, CopyMessageFunction
-from dgl.function.reducer import SimpleReduceFunction
-from dgl.heterograph import DGLBlock, DGLGraph
+from dgl import DGLGraph
 
 from gnnaccel import report
 from gnnaccel.dgl_backend import ops
 from gnnaccel.dgl_backend.structure import ends, known_structure, structure
+from gnnaccel.dgl_backend.touch import (
+    ALL,
+    BinaryMessageFunction,
+    Column,
+    CopyMessageFunction,
+    DGLBlock,
+    SimpleReduceFunction,
+    TargetCode,
+    columns_of,
+    edge_frames,
+    index_of,
+    is_all,
+    node_frames,
+)
 from gnnaccel.graph.csr import Graph
 
 _GRAPHS = (DGLGraph, DGLBlock)
@@ -52,7 +60,7 @@ def copied(g, graph: Graph, x: torch.Tensor, reduce: str) -> torch.Tensor:
 
 
 def _finite(out: torch.Tensor, reduce: str) -> torch.Tensor:
-    return backend.replace_inf_with_zero(out) if reduce in ("max", "min") else out
+    return out.masked_fill(out.isinf(), 0) if reduce in ("max", "min") else out
 
 
 def update_all(original):
@@ -64,7 +72,7 @@ def update_all(original):
         out = _reduced(self, message_func, reduce_func) if plain else None
         if out is None:
             return original(self, message_func, reduce_func, apply_node_func, etype)
-        self._node_frames[ends(self._graph)[1]][reduce_func.out_field] = out
+        node_frames(self)[ends(index_of(self))[1]][reduce_func.out_field] = out
         return None
 
     return method
@@ -94,7 +102,7 @@ def apply_edges(original):
         graph, features = _read(self, func) if plain else (None, ())
         if graph is None:
             return original(self, func, edges, etype)
-        self._edge_frames[0][func.out_field] = _combined(self, graph, func, features)
+        edge_frames(self)[0][func.out_field] = _combined(self, graph, func, features)
         return None
 
     return method
@@ -126,7 +134,7 @@ def edge_softmax(original):
 def _read(g, func) -> tuple[Graph | None, tuple]:
     """The Graph of a plain graph, and what a built-in message function reads from its frames. None for several edge
     types, a feature that is missing or yet to be fetched, and, of a new graph, features that are not for our ops."""
-    index = g._graph
+    index = index_of(g)
     graph = known_structure(index)
     if graph is None and index.number_of_etypes() != 1:
         return None, ()
@@ -134,7 +142,7 @@ def _read(g, func) -> tuple[Graph | None, tuple]:
         named = [(func.target, func.in_field)]
     else:
         named = [(func.lhs, func.lhs_field), (func.rhs, func.rhs_field)]
-    columns = [_frame(g, target)._columns.get(field) for target, field in named]
+    columns = [columns_of(_frame(g, target)).get(field) for target, field in named]
     if any(type(c) is not Column for c in columns):
         return None, ()
     features = tuple(c.data for c in columns)
@@ -144,4 +152,4 @@ def _read(g, func) -> tuple[Graph | None, tuple]:
 
 
 def _frame(g, target: int):
-    return g._edge_frames[0] if target == TargetCode.EDGE else g._node_frames[ends(g._graph)[target]]
+    return edge_frames(g)[0] if target == TargetCode.EDGE else node_frames(g)[ends(index_of(g))[target]]

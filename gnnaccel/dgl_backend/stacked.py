@@ -7,26 +7,32 @@ with a row for each destination and type, which is the stack without a copy.
 
 from __future__ import annotations
 
-import sys
 import time
 from typing import Any, NamedTuple
 
 import torch
-from dgl import backend, core
-from dgl.base import ALL
-from dgl.frame import Column
-from dgl.function.message import BinaryMessageFunction, CopyMessageFunction
-from dgl.function.reducer import SimpleReduceFunction
+from dgl import backend
 from torch import Tensor
 
 from gnnaccel import report
-from gnnaccel.dgl_backend import ops
+from gnnaccel.dgl_backend import ops, touch
 from gnnaccel.dgl_backend.short import autocasting, is_plain
 from gnnaccel.dgl_backend.structure import ends_of, known_structures, stack_of, structure
+from gnnaccel.dgl_backend.touch import (
+    ALL,
+    BinaryMessageFunction,
+    Column,
+    CopyMessageFunction,
+    SimpleReduceFunction,
+    columns_of,
+    core,
+    edge_frames,
+    index_of,
+    node_frames,
+)
 from gnnaccel.graph import modes
 from gnnaccel.graph.stack import Relation, Stack
 
-dgl_heterograph = sys.modules["dgl.heterograph"]  # the attribute of dgl is a function
 KIND = "dgl.multi_update_all"
 _LINEAR, _CROSS = ("sum", "mean"), ("sum", "mean", "max", "min", "stack")
 _EXACT = (torch.float32, torch.float64)  # whose reciprocals of degrees are as good as their means
@@ -56,23 +62,23 @@ def multi_update_all(original):
             return original(self, etype_dict, cross_reducer, apply_node_func)
         groups: dict[int, list[Call]] = {}
         for etype, given in etype_dict.items():
-            number, functions = self.get_etype_id(etype), dgl_heterograph.pad_tuple(given, 3)
+            number, functions = self.get_etype_id(etype), touch.pad_tuple(given, 3)
             if functions is None or etype is None:
                 return original(self, etype_dict, cross_reducer, apply_node_func)  # which words the error
-            groups.setdefault(ends_of(self._graph, number)[1], []).append(Call(etype, number, *functions))
+            groups.setdefault(ends_of(index_of(self), number)[1], []).append(Call(etype, number, *functions))
         walked = {target: _walked(self, calls, cross_reducer) for target, calls in groups.items()}
         if not any(walked.values()):
             return original(self, etype_dict, cross_reducer, apply_node_func)
         for target, calls in groups.items():
             if walked[target] is None:
                 frames = [core.message_passing(self[c.etype], c.message, c.reduce, c.apply) for c in calls]
-                merge = dgl_heterograph.reduce_dict_data
+                merge = touch.reduce_dict_data
                 walked[target] = merge(frames, cross_reducer, [c.number for c in calls])
         last = functions[1]  # DGL asks the last edge type of all
         for target, out in walked.items():
             if core.is_builtin(last) and last.name in _EMPTY:
-                out = {name: None if x is None else backend.replace_inf_with_zero(x) for name, x in out.items()}
-            self._node_frames[target].update(out)
+                out = {name: None if x is None else x.masked_fill(x.isinf(), 0) for name, x in out.items()}
+            node_frames(self)[target].update(out)
             if apply_node_func is not None:
                 self.apply_nodes(apply_node_func, ALL, self.ntypes[target])
         return None
@@ -113,7 +119,7 @@ def _reduced(g, calls: list[Call], cross) -> Tensor | None:
     linear = reduces <= {*_LINEAR}
     if not linear and len(reduces) > 1:
         raise Left("different reductions into one node type")
-    index = g._graph
+    index = index_of(g)
     if not linear and not all(index.num_edges(c.number) for c in calls):
         raise Left("a maximum or minimum over an edge type without edges")
     slots, weights = _operands(g, calls)
@@ -130,13 +136,13 @@ def _operands(g, calls: list[Call]) -> tuple[dict[tuple[int, str], Tensor], dict
     slots: dict[tuple[int, str], Any] = {}
     weights: dict[int, Tensor] = {}
     for c in calls:
-        source, message = ends_of(g._graph, c.number)[0], c.message
+        source, message = ends_of(index_of(g), c.number)[0], c.message
         copies = type(message) is CopyMessageFunction
         slots[source, message.in_field if copies else message.lhs_field] = None
         if not copies:
-            weights[c.number] = _column(g._edge_frames[c.number], message.rhs_field)
+            weights[c.number] = _column(edge_frames(g)[c.number], message.rhs_field)
     for source, name in slots:
-        slots[source, name] = _column(g._node_frames[source], name)
+        slots[source, name] = _column(node_frames(g)[source], name)
     given = [*slots.values(), *weights.values()]
     if ops.unsupported(*given) is not None:
         raise Left("features that are not of ours to work on")
@@ -152,7 +158,7 @@ def _operands(g, calls: list[Call]) -> tuple[dict[tuple[int, str], Tensor], dict
 
 
 def _column(frame, name: str) -> Tensor:
-    column = frame._columns.get(name)
+    column = columns_of(frame).get(name)
     if type(column) is not Column:
         raise Left(_USERS)  # one that is missing or yet to be fetched: DGL's to see to
     return column.data
@@ -166,7 +172,7 @@ def _walk(g, calls: list[Call], cross: str, slots: dict, weights: dict) -> Tenso
     shares = "mean" in reduces and (merges or same is None)  # means as weighted sums
     if shares and x.dtype not in _EXACT:
         raise Left("means of half precision")
-    stack = _stacked(g._graph, calls, [*slots])
+    stack = _stacked(index_of(g), calls, [*slots])
     if len(slots) > 1 and sum(map(len, slots.values())) > len(calls) * stack.num_rows + sum(stack.sizes):
         raise Left("edge types that leave most of their sources out")
     x = x if len(slots) == 1 else torch.cat([*slots.values()])

@@ -7,12 +7,14 @@ itself keeps out of pickles and clears on legacy mutations.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
 from gnnaccel.dgl_backend.device import device_of, host, to_device
+from gnnaccel.dgl_backend.touch import ALL, cache_of, index_of, is_all
 from gnnaccel.graph import build
 from gnnaccel.graph.csr import Graph
 from gnnaccel.graph.stack import Stack
@@ -38,28 +40,28 @@ def structure(gidx) -> Graph:
 
 def known_structure(gidx) -> Graph | None:
     """The Graph of an index that has been asked for one, and so has one edge type; no question to DGL's library."""
-    cell = gidx._cache.get(_STRUCTURE)
+    cell = cache_of(gidx).get(_STRUCTURE)
     return cell[0] if cell else None
 
 
 def set_structure(gidx, graph: Graph, ends: tuple[int, int]) -> None:
     """Say of a new index with one edge type between the node types `ends` that `graph` is its Graph."""
-    gidx._cache |= {_STRUCTURE: [graph], _ENDS: ends, _ALL_ENDS: [ends]}
+    cache_of(gidx).update({_STRUCTURE: [graph], _ENDS: ends, _ALL_ENDS: [ends]})
 
 
 def ends(gidx) -> tuple[int, int]:
     """The node types of the sources and of the destinations of an index with one edge type."""
-    found = gidx._cache.get(_ENDS)
+    found = cache_of(gidx).get(_ENDS)
     if found is None:
-        found = gidx._cache[_ENDS] = tuple(gidx.metagraph.find_edge(0))
+        found = cache_of(gidx)[_ENDS] = tuple(gidx.metagraph.find_edge(0))
     return found
 
 
 def ends_of(gidx, etype: int) -> tuple[int, int]:
     """The node types of the sources and of the destinations of an edge type."""
-    found = gidx._cache.get(_ALL_ENDS)
+    found = cache_of(gidx).get(_ALL_ENDS)
     if found is None:
-        found = gidx._cache[_ALL_ENDS] = [
+        found = cache_of(gidx)[_ALL_ENDS] = [
             tuple(gidx.metagraph.find_edge(number)) for number in range(gidx.number_of_etypes())
         ]
     return found[etype]
@@ -95,15 +97,15 @@ def known_structures(gidx, etypes: list[int]) -> list[Graph] | None:
 
 def stack_of(gidx, key: tuple, make: Callable[[], Stack]) -> Stack:
     """What `make` makes of several edge types of an index, once."""
-    found = gidx._cache.get((_STACK, key))
+    found = cache_of(gidx).get((_STACK, key))
     if found is None:
-        found = gidx._cache[_STACK, key] = make()
+        found = cache_of(gidx)[_STACK, key] = make()
     return found
 
 
 def _cell(gidx) -> list[Graph]:
     """Where an index's Graph is kept, once it is built; indices of the same edges share it."""
-    return gidx._cache.setdefault(_STRUCTURE, [])
+    return cache_of(gidx).setdefault(_STRUCTURE, [])
 
 
 def _build(gidx) -> Graph:
@@ -176,9 +178,9 @@ def all_rows(gidx, norm_by: str) -> Graph:
     Edge ids count through the edge types in order. Its columns say nothing: it serves an edge softmax.
     """
     key = (_ALL_ROWS, norm_by)
-    found = gidx._cache.get(key)
+    found = cache_of(gidx).get(key)
     if found is None:
-        found = gidx._cache[key] = _stack(gidx, by_source=norm_by == "src")
+        found = cache_of(gidx)[key] = _stack(gidx, by_source=norm_by == "src")
     return found
 
 
@@ -196,44 +198,51 @@ def _stack(gidx, by_source: bool) -> Graph:
     return Graph.from_coo(row, torch.zeros_like(row), num_rows=sum(counts), num_cols=1)
 
 
-def relation_graph(original, gidx, etype):
+def relation_graph(original):
     """Memoised `HeteroGraphIndex.get_relation_graph`."""
-    key = (_RELATION, int(etype))
-    found = gidx._cache.get(key)
-    if found is None:
-        found = gidx._cache[key] = original(gidx, etype)
-        if gidx.number_of_etypes() == 1:  # update_all goes through this index, ops and `prepare` through the other
-            found._cache[_STRUCTURE] = _cell(gidx)
-    return found
+
+    def method(gidx, etype):
+        key = (_RELATION, int(etype))
+        found = cache_of(gidx).get(key)
+        if found is None:
+            found = cache_of(gidx)[key] = original(gidx, etype)
+            if gidx.number_of_etypes() == 1:  # update_all goes through this index, ops and `prepare` through the other
+                cache_of(found)[_STRUCTURE] = _cell(gidx)
+        return found
+
+    return method
 
 
-def reversed_index(original, gidx):
+def reversed_index(original):
     """Memoised `HeteroGraphIndex.reverse`: what is prepared for a reversed graph serves the next one."""
-    found = gidx._cache.get(_REVERSE)
-    if found is None:
-        found = gidx._cache[_REVERSE] = original(gidx)
-    return found
+
+    def method(gidx):
+        found = cache_of(gidx).get(_REVERSE)
+        if found is None:
+            found = cache_of(gidx)[_REVERSE] = original(gidx)
+        return found
+
+    return method
 
 
-def degrees(original, name: str):
+def _degrees(name: str, original):
     """`DGLGraph.in_degrees` or `out_degrees` that counts all nodes of an edge type once; layers ask at every call.
 
     A graph that may have its edges by the other end alone is DGL's to refuse.
     """
-    from dgl.base import ALL, is_all
-
     nodes, refused = {"in_degrees": ("v", "csr"), "out_degrees": ("u", "csc")}[name]
 
     def method(self, *args, **kwargs):
         given = dict(zip((nodes, "etype"), args, strict=False)) | kwargs
         if not given.keys() <= {nodes, "etype"} or not is_all(given.get(nodes, ALL)):
             return original(self, *args, **kwargs)
-        cache, key = self._graph._cache, (f"gnnaccel.{name}", self.get_etype_id(given.get("etype")))
+        index = index_of(self)
+        cache, key = cache_of(index), (f"gnnaccel.{name}", self.get_etype_id(given.get("etype")))
         found = cache.get(key)
         if found is None:
-            graph = known_structure(self._graph)
-            if graph is None and device_of(self._graph) is None and self._graph.number_of_etypes() == 1:
-                graph = structure(self._graph)  # DGL's C++ would sort the edges for itself
+            graph = known_structure(index)
+            if graph is None and device_of(index) is None and index.number_of_etypes() == 1:
+                graph = structure(index)  # DGL's C++ would sort the edges for itself
             if graph is not None and graph.slot(_SOLE_FORMAT, str) != refused:
                 degree = (graph if nodes == "v" else graph.transposed).indptr.diff().to(self.idtype)
             else:
@@ -244,6 +253,9 @@ def degrees(original, name: str):
     return method
 
 
+in_degrees, out_degrees = (functools.partial(_degrees, name) for name in ("in_degrees", "out_degrees"))
+
+
 def norm(g, degrees: str, power: float | None, dtype: torch.dtype) -> torch.Tensor | None:
     """Degrees (at least 1) of a graph's nodes to a power, found once per index; None for no power.
 
@@ -252,7 +264,7 @@ def norm(g, degrees: str, power: float | None, dtype: torch.dtype) -> torch.Tens
     if power is None:
         return None
     dtype = torch.float64 if dtype == torch.float64 else torch.float32
-    cache, key = g._graph._cache, ("gnnaccel.norm", degrees, power, dtype)
+    cache, key = cache_of(index_of(g)), ("gnnaccel.norm", degrees, power, dtype)
     found = cache.get(key)
     if found is None:
         with torch.inference_mode(False):
@@ -262,7 +274,7 @@ def norm(g, degrees: str, power: float | None, dtype: torch.dtype) -> torch.Tens
 
 def degrees_and_one(g, dtype: torch.dtype) -> torch.Tensor:
     """Edges into each destination and one more, [num_rows, 1], found once per index."""
-    cache, key = g._graph._cache, ("gnnaccel.degrees_and_one", dtype)
+    cache, key = cache_of(index_of(g)), ("gnnaccel.degrees_and_one", dtype)
     found = cache.get(key)
     if found is None:
         with torch.inference_mode(False):
@@ -278,21 +290,22 @@ def every_row_has_edges(gidx) -> bool:
 def receivers(gidx) -> tuple[Tensor | None, Graph]:
     """Which destinations have in-edges (None: all), and a graph with one edge from each of them to itself; found once
     per index."""
-    found = gidx._cache.get(_RECEIVERS)
+    found = cache_of(gidx).get(_RECEIVERS)
     if found is None:
         graph = structure(gidx)
         with torch.inference_mode(False):
             ids = None if graph.no_empty_rows else graph.indptr.diff().nonzero().squeeze(1)
             count = graph.num_rows if ids is None else ids.numel()
             steps = torch.arange(count + 1, dtype=graph.indptr.dtype, device=graph.device)
-        found = gidx._cache[_RECEIVERS] = ids, Graph(steps, steps[:-1], None, count)
+        found = cache_of(gidx)[_RECEIVERS] = ids, Graph(steps, steps[:-1], None, count)
     return found
 
 
-def forget(gidx) -> None:
-    """Drop what is cached on an index."""
-    for key in [k for k in gidx._cache if str(k[0] if isinstance(k, tuple) else k).startswith("gnnaccel.")]:
-        del gidx._cache[key]
+def forget(g) -> None:
+    """Drop what is cached on the index of a DGLGraph."""
+    cache = cache_of(index_of(g))
+    for key in [k for k in cache if str(k[0] if isinstance(k, tuple) else k).startswith("gnnaccel.")]:
+        del cache[key]
 
 
 def to_graph(g, etype=None) -> Graph:
@@ -309,7 +322,7 @@ def to_graph(g, etype=None) -> Graph:
     ValueError
         If the graph has several edge types and none is named.
     """
-    index = g._graph
+    index = index_of(g)
     if index.number_of_etypes() > 1:
         if etype is None:
             raise ValueError(f"as_graph: the graph has several edge types; name one of {g.canonical_etypes}")

@@ -13,14 +13,13 @@ from collections.abc import Callable, Mapping
 
 import dgl
 import torch
-from dgl import utils
-from dgl.dataloading.base import set_edge_lazy_features, set_node_lazy_features
 from torch import Tensor
 
 from gnnaccel import report, sampling
 from gnnaccel.dgl_backend.block_index import square_index
 from gnnaccel.dgl_backend.samplers import IN_HOST_MEMORY, drawable_of, layers_of, place, reason_against, repeats
 from gnnaccel.dgl_backend.structure import arrays_on, to_graph
+from gnnaccel.dgl_backend.touch import no_block_index, set_edge_lazy_features, set_node_lazy_features, utils
 from gnnaccel.graph.csr import Graph
 from gnnaccel.ops import has_cuda_kernels
 from gnnaccel.sampling.choice import CHOICE, is_cuda, is_frameworks
@@ -34,7 +33,7 @@ def _reason(g) -> str | None:
         return f"{CHOICE}=framework"
     if len(g.ntypes) > 1 or len(g.etypes) > 1 or g.is_block:
         return "a graph of several types"
-    return None if has_cuda_kernels() else "this gnnaccel has no CUDA half"
+    return no_block_index() if has_cuda_kernels() else "this gnnaccel has no CUDA half"
 
 
 def _induced(g, nodes: Tensor, device: torch.device, store_ids: bool = True):

@@ -11,13 +11,11 @@ import types
 from typing import Any
 
 import torch
-from dgl.nn.pytorch.conv import pnaconv
 
+from gnnaccel.dgl_backend.touch import DEGREE_SCALES
 from gnnaccel.lazy.trust import DATA, Walk
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-# Read by hand: they take the logarithm of a degree by NumPy, which cannot be looked through.
-_READ = frozenset((pnaconv.scale_amplification, pnaconv.scale_attenuation))
 
 
 class _Walk(Walk):
@@ -37,7 +35,7 @@ class _Walk(Walk):
         if isinstance(value, types.MethodType):
             self.owners.append(value.__self__)
             return [(name, value.__func__)]
-        if isinstance(value, types.FunctionType) and value in _READ:
+        if isinstance(value, types.FunctionType) and value in DEGREE_SCALES:
             return []
         return super()._parts(name, value)
 

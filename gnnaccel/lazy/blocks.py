@@ -24,12 +24,6 @@ from gnnaccel.lazy.expression import LINEAR, Apply, Expression, Leaf, gathered, 
 from gnnaccel.lower import bounds
 
 
-def are_few(kind: str, edges: int, nodes: int, width: float) -> bool:
-    """True if so many messages of `width` numbers are few: a framework's own code makes them the quicker."""
-    most = bounds.FEW_MESSAGES.get(kind, 0)
-    return edges * width <= (2 * most if kind == "cpu" and edges <= bounds.SHORT_ROWS * nodes else most)
-
-
 class Slot(NamedTuple):
     """Operand `number` of a program."""
 

@@ -9,7 +9,6 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_map_only
 
 from gnnaccel import touch
 
@@ -89,12 +88,12 @@ class Deferred(Tensor):
             if out is not cls.DECLINED:
                 return out
         reason = f"{getattr(func, '__name__', func)}()"
-        args, kwargs = tree_map_only(cls, lambda x: x.given(reason), (args, kwargs))
+        args, kwargs = touch.pytree.tree_map_only(cls, lambda x: x.given(reason), (args, kwargs))
         return func(*args, **kwargs)
 
     @classmethod
     def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
         if torch.is_grad_enabled() and any(isinstance(a, cls) and a.loses_gradient() for a in args):
             cls.lost()
-        args, kwargs = tree_map_only(cls, lambda x: x.ordinary(str(func)), (args, kwargs or {}))
+        args, kwargs = touch.pytree.tree_map_only(cls, lambda x: x.ordinary(str(func)), (args, kwargs or {}))
         return func(*args, **kwargs)

@@ -206,7 +206,7 @@ class FirstRows(Deferred):
 
     @staticmethod
     def __new__(cls, trip: Trip, step: Step):
-        self = Tensor._make_wrapper_subclass(
+        self = touch.make_wrapper(
             cls, step.shape, dtype=step.dtype, device=step.device, requires_grad=step.requires_grad
         )
         self.trip, self.step = trip, step

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from gnnaccel import touch
 from gnnaccel.graph.csr import Graph
 from gnnaccel.lazy.expression import Apply, Expression, Leaf, is_rows, mapped, reshaped, without_autocast
 from gnnaccel.ops import messages
@@ -58,7 +59,7 @@ def _table() -> dict[Any, tuple[str, Callable]]:
 
     def put(names: str, options: Callable = none, name: str | None = None) -> None:
         for spelling in names.split():
-            for holder in (torch, Tensor, F, torch._C._nn):
+            for holder in (torch, Tensor, F, touch.nn_functions):
                 if hasattr(holder, spelling):
                     found[getattr(holder, spelling)] = (name or spelling.strip("_"), options)
 

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gnnaccel import ops
+from gnnaccel import ops, touch
 from gnnaccel.lazy import blocks
 from gnnaccel.lazy.deferred import METADATA
 from gnnaccel.lazy.expression import Apply, Expression, Leaf, clean, detached, is_rows, joined, reshaped
@@ -351,7 +351,7 @@ def _rules() -> dict:
     )
     elementwise += " pow __pow__ __neg__ softplus elu selu gelu silu mish reciprocal celu hardtanh hardswish"
     elementwise += " logsigmoid softsign erf expm1 nan_to_num sign"
-    put(_unary, *elementwise.split(), holders=(torch, Tensor, F, torch._C._nn))
+    put(_unary, *elementwise.split(), holders=(torch, Tensor, F, touch.nn_functions))
     put(_cast, "to", "float", "double", "half", "bfloat16", holders=(Tensor,))
     put(_dropout, "dropout", holders=(F, torch))
     put(_detach, "detach", holders=(Tensor,))

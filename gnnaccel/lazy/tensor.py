@@ -87,7 +87,7 @@ class Lazy(Deferred):
         inference = torch.is_inference_mode_enabled()
         if grad and (inference or not torch.is_grad_enabled()):
             expression, grad = detached(expression), False
-        self = Tensor._make_wrapper_subclass(
+        self = touch.make_wrapper(
             cls,
             (*expression.features[:axis], trip.graph.nnz, *expression.features[axis:]),
             dtype=expression.dtype,

@@ -120,7 +120,8 @@ READY_SUMS = bound(32, "kinds of sums", "any", REASONED, "so many a graph keeps 
 SMALL_GRAPH = bound(
     {"cpu": 1 << 14, "cuda": 1 << 20}, "edges", "CPU, CUDA", REASONED, "up to this a graph may be one that is used once"
 )
-NEW_GRAPH_USES = bound(3, "uses", "any", REASONED, "after so many at one width a small graph lasts")
+# A sampled block passes through a few layers, forward and backward, and is gone.
+NEW_GRAPH_USES = bound(12, "uses", "any", REASONED, "before so many a graph may be a sampled one, gone after its step")
 # Two cores; 16 lose on graphs whose edges lie in order.
 SOURCES_MATTER = bound(
     32, "features for one of an edge", "CPU", MEASURED, "from this on rows are ordered by their sources"
@@ -150,9 +151,6 @@ EDGE_ORDER_BYTES = bound(
 )
 EDGE_ORDER_DEGREE = bound(
     128, "edges of a row", "H200", "edge_order_h200.csv", "from this on the edges of a row lie far apart"
-)
-NUMBERING_USES = bound(
-    4, "uses", "any", REASONED, "after so many a graph is no sampled one, and values are numbered anew"
 )
 NARROW_DOTS = bound(4, "features", "CUDA", BUILT, "up to this cuda/sddmm_narrow.cu serves")
 NARROW_SUMS = bound(
@@ -377,7 +375,6 @@ KERNEL_FILES = bound(2000, "files", "any", REASONED, "the most on disk, some 50 
 # A CUDA graph earns its work lists by this many: a sampled block passes through a few layers, or a few dozen, and is
 # gone.
 LASTING_USES = bound(50, "uses", "CUDA", REASONED, "after so many a graph gets lists of work")
-SAMPLED_USES = bound(12, "uses", "CUDA", REASONED, "up to so many a graph without lists may be a sampled one")
 PIECE_LEAST = bound(32, "edges", "H200", "advisor_h200.csv", "the shortest pieces of rows, whatever rows have")
 PIECE_LEAST_USUAL = bound(64, "edges", "H200", "advisor_h200.csv", "the shortest where most rows have as many")
 PIECE_MOST = bound(256, "edges", "H200", "advisor_h200.csv", "the longest pieces of rows, whatever rows have")

@@ -14,7 +14,7 @@ from gnnaccel import _library as lib
 from gnnaccel import schedule, touch
 from gnnaccel.graph import build
 from gnnaccel.graph.csr import Graph
-from gnnaccel.lower import bounds
+from gnnaccel.lower import bounds, choose
 from gnnaccel.ops import _described
 from gnnaccel.ops._described import Described
 from gnnaccel.schedule import worklist
@@ -120,15 +120,17 @@ class Numbering:
     ----------
     places : Tensor [nnz] or None
         For each nonzero of the transposed matrix that of the matrix which is the same edge, of the graph's index dtype.
-    uses : int
-        How often places were asked for before they were there; -1: there is no memory for them.
+    age : Age
+        That of the graph.
+    refused : bool
+        There is no memory for the places.
     """
 
-    __slots__ = ("places", "uses")
+    __slots__ = ("age", "places", "refused")
 
-    def __init__(self) -> None:
+    def __init__(self, age: choose.Age) -> None:
         self.places: Tensor | None = None
-        self.uses = 0
+        self.age, self.refused = age, False
 
 
 class Structure:
@@ -302,6 +304,10 @@ def arrays_of(
         if found is not None and now is not None and found.epochs == (now if transposed else now[:1]):
             return found
     t = graph.transposed if transposed else None
+    if graph.indptr.is_cuda and not torch.compiler.is_compiling():
+        choose.age_of(graph).use()
+        if t is not None:
+            choose.age_of(t).use()
     work = t_work = None
     if listed and (graph.indptr.is_cuda or schedule.ordered(graph) or (t is not None and schedule.ordered(t))):
         row_bytes = 0
@@ -320,7 +326,7 @@ def arrays_of(
     if found is None or found.epochs != epochs:
         found = Structure(Matrix.of(graph, work), None if t is None else Matrix.of(t, t_work), epochs)
         if t is not None and graph.edge_ids is not None and graph.indptr.is_cuda:
-            found.numbering = graph.slot("numbering", Numbering)
+            found.numbering = graph.slot("numbering", lambda: Numbering(choose.age_of(graph)))
         if not graph.transient():
             for known in structures.values():
                 if known.epochs[: len(epochs)] != epochs[: len(known.epochs)]:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from gnnaccel import touch
 from gnnaccel.graph.csr import Graph
 from gnnaccel.ops._features import broadcast
 
@@ -173,7 +174,7 @@ def traced_offsets(op: str, offsets: Tensor, rows: int) -> None:
     if offsets.shape[0] < 1:
         raise ValueError(f"{op}: offsets: expected one more entry than segments, got none")
     valid = (offsets[0] == 0) & (offsets[-1] == rows) & (offsets[1:] >= offsets[:-1]).all()
-    torch._assert_async(valid, f"{op}: offsets: expected to ascend from 0 to the number of rows of x")
+    touch.assert_later(valid, f"{op}: offsets: expected to ascend from 0 to the number of rows of x")
 
 
 def broadcastable(op: str, lhs: Tensor, rhs: Tensor, lhs_name: str, rhs_name: str) -> None:

@@ -12,8 +12,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from gnnaccel import schedule
-from gnnaccel.lower import bounds
+from gnnaccel.lower import choose
 from gnnaccel.ops._arrays import Structure
 from gnnaccel.ops._edge_order import gather_edge_values, say_no_memory, scatter_edge_values, try_empty_like
 
@@ -95,18 +94,14 @@ def _earned(arrays: Structure, lasts: bool) -> Tensor | None:
     numbering = arrays.numbering
     if numbering is None or numbering.places is not None:
         return None if numbering is None else numbering.places
-    if numbering.uses < 0:
-        return None
-    numbering.uses += 1
-    lasts = lasts or numbering.uses > bounds.NUMBERING_USES or schedule.is_lasting()
-    if not lasts or torch.cuda.is_current_stream_capturing():
+    if numbering.refused or (choose.is_new(numbering.age) and not lasts) or torch.cuda.is_current_stream_capturing():
         return None
     try:
         places = _places(arrays)
         torch.cuda.current_stream(places.device).synchronize()  # another stream may be the one that reads
         numbering.places = places
     except torch.OutOfMemoryError:
-        numbering.uses = -1
+        numbering.refused = True
         say_no_memory()
     return numbering.places
 

@@ -22,7 +22,6 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.utils._pytree import tree_map_only
 
 from gnnaccel import _library as lib
 from gnnaccel import _timed, touch
@@ -65,9 +64,7 @@ class CBSR(Tensor):
 
     @staticmethod
     def __new__(cls, values: Tensor, places: Tensor, num_feats: int, parts: _Parts | None = None):
-        self = Tensor._make_wrapper_subclass(
-            cls, (values.shape[0], num_feats), dtype=values.dtype, device=values.device
-        )
+        self = touch.make_wrapper(cls, (values.shape[0], num_feats), dtype=values.dtype, device=values.device)
         self._parts = _Parts(values, places) if parts is None else parts
         return self
 
@@ -165,13 +162,13 @@ class CBSR(Tensor):
             out = rule(func, *args, **kwargs)
             if out is not NotImplemented:
                 return out
-        writes = func._schema.is_mutable
-        views = not writes and any(a.alias_info is not None for a in func._schema.arguments)
+        writes = touch.schema_of(func).is_mutable
+        views = not writes and any(a.alias_info is not None for a in touch.schema_of(func).arguments)
         if not writes and not views:
-            args, kwargs = tree_map_only(CBSR, _dense, (args, kwargs))
+            args, kwargs = touch.pytree.tree_map_only(CBSR, _dense, (args, kwargs))
             return func(*args, **kwargs)
         given = (args, kwargs)
-        args, kwargs = tree_map_only(CBSR, _plain if views else _written(func, given), given)
+        args, kwargs = touch.pytree.tree_map_only(CBSR, _plain if views else _written(func, given), given)
         if views:
             _watch(given[0][0])
         out = func(*args, **kwargs)
@@ -256,7 +253,7 @@ def _watch(x: CBSR) -> None:
 def _written_tensors(func, given) -> list:
     """The arguments that a call writes into, those in lists too."""
     args, kwargs = given
-    schema = func._schema.arguments
+    schema = touch.schema_of(func).arguments
     named = {a.name: a for a in schema}
     pairs = [
         *zip(schema, args, strict=False),
@@ -285,7 +282,7 @@ def _written(func, given):
 def _returned(func, given, out):
     """`out`, with a CBSR in place of the dense tensor that was written into for it."""
     found = {id(x._parts.dense): x for x in _written_tensors(func, given) if isinstance(x, CBSR)}
-    return tree_map_only(Tensor, lambda t: found.get(id(t), t), out)
+    return touch.pytree.tree_map_only(Tensor, lambda t: found.get(id(t), t), out)
 
 
 def _dropout(input, p=0.5, training=True, inplace=False):

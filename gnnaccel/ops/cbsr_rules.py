@@ -7,6 +7,7 @@ import math
 import torch
 from torch import Tensor
 
+from gnnaccel import touch
 from gnnaccel.ops import expand  # noqa: F401 (registers collect)
 from gnnaccel.ops.cbsr import CBSR, RULES
 
@@ -27,8 +28,8 @@ def _copied(func, x, **kwargs):
     dtype, device = kwargs.get("dtype") or x.dtype, kwargs.get("device") or x.device
     if not dtype.is_floating_point or kwargs.get("layout") not in (None, torch.strided):
         return NotImplemented
-    values = aten._to_copy(values, dtype=dtype, device=device, non_blocking=kwargs.get("non_blocking", False))
-    return CBSR(values, aten._to_copy(places, device=device), x.shape[1])
+    values = touch.to_copy(values, dtype=dtype, device=device, non_blocking=kwargs.get("non_blocking", False))
+    return CBSR(values, touch.to_copy(places, device=device), x.shape[1])
 
 
 def _cloned(func, x, memory_format=None):
@@ -83,7 +84,7 @@ RULES |= {
     aten.view.default: _same_shape,
     aten.expand.default: _same_shape,
     aten.clone.default: _cloned,
-    aten._to_copy.default: _copied,
+    **({} if touch.to_copy is None else {touch.to_copy.default: _copied}),
     aten.neg.default: _of_values,
     aten.relu.default: _of_values,
     aten.mul.Tensor: _scaled,

@@ -21,6 +21,7 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge
 from torch.utils.hooks import RemovableHandle
 
+from gnnaccel import touch
 from gnnaccel.lower import bounds
 
 _ALL = sys.maxsize
@@ -37,10 +38,11 @@ _ELEMENTWISE = frozenset(
 _nodes: dict[type, Callable[[Any, int], int]] = {}
 
 
-def register(kind: type, reach: Callable[[Any, int], int]) -> None:
+def register(kind: type | None, reach: Callable[[Any, int], int]) -> None:
     """Tell nodes of this class, in their attribute `rows`; reach(node, rows): how many rows of its first input these
     have a gradient for. Their attribute `hooks` is what `recorded` gave when they were recorded."""
-    _nodes[kind] = reach
+    if kind is not None:
+        _nodes[kind] = reach
 
 
 _ever: list[bool] = []  # not empty once a node has been recorded: before, no backward pass looks for any
@@ -109,26 +111,23 @@ def _passed(node: Any, count: int, producer: Any) -> int:
     """How many rows of the producer's result have a gradient, of a node whose own has for `count`."""
     name = node.name()
     if name == "SliceBackward0":
-        end = node._saved_end
-        of_first = node._saved_dim == 0 and not node._saved_start and node._saved_step == 1
-        return min(count, end) if of_first and end is not None and end <= bounds.INT32_MAX else _ALL
-    if count < _ALL and name in _ELEMENTWISE and _shape(node) == _shape(producer) and not _mixes_rows(node, name):
-        return count
-    return _ALL
+        dim, start, end, step = (touch.saved(node, of) for of in ("dim", "start", "end", "step"))
+        of_first = dim == 0 and not start and step == 1 and isinstance(end, int) and end <= bounds.INT32_MAX
+        return min(count, end) if of_first else _ALL
+    if count >= _ALL or name not in _ELEMENTWISE or touch.shape_of(node) != touch.shape_of(producer):
+        return _ALL
+    return _ALL if _mixes_rows(node, name) else count
 
 
 def _mixes_rows(node: Any, name: str) -> bool:
-    dims = len(_shape(node))
+    dims = len(touch.shape_of(node))
     if "Softmax" in name:
-        dim = node._saved_dim
-        return dim % (1 << 64) in (0, -dims % (1 << 64))  # unsigned there
-    return "LayerNorm" in name and len(node._saved_normalized_shape) >= dims
-
-
-def _shape(node: Any) -> Any:
-    """Of the result, and None where it is not told: no node's is that of another then."""
-    described = getattr(node, "_input_metadata", ())
-    return tuple(described[0].shape) if described else object()
+        dim = touch.saved(node, "dim")
+        return not isinstance(dim, int) or dim % (1 << 64) in (0, -dims % (1 << 64))  # unsigned there
+    if "LayerNorm" not in name:
+        return False
+    shape = touch.saved(node, "normalized_shape")
+    return shape is touch.UNTOLD or len(shape) >= dims
 
 
 def _consumers_first(roots: Iterable[Any]) -> dict[Any, tuple]:

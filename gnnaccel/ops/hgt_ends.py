@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from gnnaccel import _operators
+from gnnaccel import _operators, touch
 from gnnaccel.lower import bounds
 from gnnaccel.ops import _arrays
 from gnnaccel.ops._features import beside_ones, with_bias
@@ -121,7 +121,7 @@ def _of_gates(
     if not at:
         return
     rest, slopes = (1 - gates).unbind(), (gates * (1 - gates)).unbind()
-    of_own = torch._foreach_mul([reached[k] for k in at], [rest[place] for place in at.values()])
+    of_own = touch.foreach_mul([reached[k] for k in at], [rest[place] for place in at.values()])
     sums = [_dot(reached[k], own[k]) for k in at]
     some = [dots[k] for k in at]
     of_skips = (torch.stack(some) - torch.stack(sums)) * torch.stack([slopes[place] for place in at.values()])

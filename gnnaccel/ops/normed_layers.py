@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from gnnaccel import _library as lib
-from gnnaccel import _operators
+from gnnaccel import _operators, touch
 from gnnaccel.lower import bounds
 from gnnaccel.ops import _arrays, products
 from gnnaccel.ops.joined_sums import WRITTEN, versions
@@ -87,7 +87,7 @@ def normed_by(
         return normed_layers(x, first, None, None, last, 0.0, 0.0)
     if not norm.training or type(norm.momentum) is not float or type(norm.eps) is not float or not norm.eps > 0:
         return None
-    parameters, buffers = norm._parameters, norm._buffers
+    parameters, buffers = touch.own_parameters(norm), touch.own_buffers(norm)
     gamma, beta, running, tracked = parameters.get("weight"), parameters.get("bias"), None, None
     if gamma is None or beta is None:
         return None

@@ -19,7 +19,7 @@ from torch import Tensor
 from gnnaccel import _library as lib
 from gnnaccel import _operators, schedule, tiles, touch
 from gnnaccel.graph.csr import Graph
-from gnnaccel.lower import bounds
+from gnnaccel.lower import bounds, choose
 from gnnaccel.ops._arrays import Matrix, Structure, arrays_of, csr_of, epilogue_of, scales_first
 from gnnaccel.ops._bias import column_sums
 from gnnaccel.ops.ready_call import NO_MORE, Kernel, own_pays, with_more, with_own
@@ -91,11 +91,8 @@ def call_of(
             once = ready if type(ready) is Once and ready.is_of(source_scale, row_scale) else None
             if once is None:
                 once = calls[key] = Once(graph, x, form, (source_scale, row_scale))
-            if once.uses < bounds.NEW_GRAPH_USES:
-                once.uses += 1
-                if x.is_cuda:
-                    schedule.of(graph).note_use()
-                return once
+            choose.age_of(graph).use()
+            return once
         once = calls.pop(key, None)
         ready = Ready(graph, x, form, source_scale, row_scale, bias, both)
         if tiles.are_profitable(graph):  # which the graph has found out just now, with its lists
@@ -116,7 +113,8 @@ def _is_new(graph: Graph) -> bool:
         return False
     if graph.indptr.is_cuda:
         return graph.indices.shape[0] <= bounds.SMALL_GRAPH["cuda"] and schedule.is_new(graph)
-    return graph.indices.shape[0] <= bounds.SMALL_GRAPH["cpu"] and schedule.ordered(graph) is None
+    small = graph.indices.shape[0] <= bounds.SMALL_GRAPH["cpu"]
+    return small and schedule.ordered(graph) is None and choose.is_new(choose.age_of(graph))
 
 
 def _may_be_made(graph: Graph, x: Tensor, source_scale: Tensor | None, row_scale: Tensor | None) -> bool:
@@ -204,9 +202,9 @@ class Ready:
     def stale(self, graph: Graph) -> bool:
         """True once `graph` may have other lists than it had, or has earned some."""
         if self._unlisted:
-            earned = schedule.of(graph).note_use()
+            earned = schedule.note_use(graph)
             if self.backward is not None:
-                earned |= schedule.of(graph.transposed).note_use()
+                earned |= schedule.note_use(graph.transposed)
             if earned:
                 return True
         return self._epochs != schedule.epochs(graph)
@@ -263,14 +261,13 @@ class Once:
 
     __slots__ = (
         *("_csr", "_device", "_dtype", "_form", "_keys", "_num_cols", "_num_rows", "_tensors"),
-        *("later", "scales", "uses"),
+        *("later", "scales"),
     )
 
     def __init__(self, graph: Graph, x: Tensor, form: Form, scales: tuple):
         self._tensors, self._csr = (graph.indptr, graph.indices, graph.edge_ids), csr_of(graph)
         self._num_rows, self._num_cols, self._device = graph.num_rows, graph.num_cols, x.device
         self._form, self.scales, self._keys, self._dtype = form, scales, touch.keys(x), lib.DTYPES[x.dtype]
-        self.uses = 0
         self.later: Ready | None = None
 
     def is_of(self, source_scale: Tensor | None, row_scale: Tensor | None) -> bool:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from gnnaccel import _operators
+from gnnaccel import _operators, touch
 from gnnaccel.graph import hops
 from gnnaccel.graph.csr import Graph
 from gnnaccel.graph.hops import Hops
@@ -113,4 +113,4 @@ class _SumMapped(_operators.Function):
 
 
 _sum_mapped = super(torch.autograd.Function, _SumMapped).apply  # type: ignore[misc] # as of linear_sums
-gradient_rows.register(_SumMapped._backward_cls, _reach)
+gradient_rows.register(touch.backward_class(_SumMapped), _reach)

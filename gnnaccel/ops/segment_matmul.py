@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from gnnaccel import _library as lib
-from gnnaccel import _operators, _precision
+from gnnaccel import _operators, _precision, touch
 from gnnaccel.graph import build
 from gnnaccel.graph.cache import derived
 from gnnaccel.graph.csr import Graph
@@ -144,7 +144,8 @@ _ALIGNED = 8  # numbers of two bytes in the 16 to which it wants rows aligned
 
 @functools.cache
 def _has_grouped(device: int) -> bool:
-    return hasattr(torch, "_grouped_mm") and torch.cuda.get_device_capability(device)[0] in bounds.GROUPED_CAPABILITIES
+    capability = torch.cuda.get_device_capability(device)[0]
+    return touch.grouped_mm is not None and capability in bounds.GROUPED_CAPABILITIES
 
 
 def _takes_grouped(x: Tensor, ptr: Tensor, inner: int, outer: int, *others: Tensor) -> bool:
@@ -186,7 +187,7 @@ def _grouped(x: Tensor, ptr: Tensor, weight: Tensor) -> Tensor | None:
     if not weight.is_contiguous() and not weight.transpose(-1, -2).is_contiguous():
         weight = weight.contiguous()
     ends = _ends(x, ptr) if weight.data_ptr() % 16 == 0 else None
-    return None if ends is None else torch._grouped_mm(x, weight, offs=ends)
+    return None if ends is None else touch.grouped_mm(x, weight, offs=ends)
 
 
 def _weights_pay(ptr: Tensor, rows: int, inner: int, outer: int) -> bool:
@@ -209,7 +210,7 @@ def _weights_grouped(x: Tensor, ptr: Tensor, grad: Tensor) -> Tensor | None:
     ends = _ends(x, ptr)
     if ends is None:
         return None
-    out = torch._grouped_mm(x.t(), grad, offs=ends)
+    out = touch.grouped_mm(x.t(), grad, offs=ends)
     if not ptr.is_cuda and bool((ptr.diff() > 0).all()):
         return out
     empty = torch.diff(ends, prepend=ends.new_zeros(1)) == 0  # of which it may write nothing

@@ -14,14 +14,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.autograd import Variable
-from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 from torch.nn.parameter import is_lazy
 
 from gnnaccel import touch
 from gnnaccel.parts import exchange, ranks
-
-_engine: Any = Variable._execution_engine  # type: ignore[attr-defined]
 
 
 def follow(model: torch.nn.Module, device: torch.device) -> None:
@@ -32,6 +28,8 @@ def follow(model: torch.nn.Module, device: torch.device) -> None:
     ValueError
         For parameters without a shape yet, or on another device. RuntimeError: if the ranks' models differ.
     """
+    if touch.backward_engine is None:
+        raise RuntimeError(f"wrap: model: torch {torch.__version__} does not say when a backward pass is done")
     named = list(model.named_parameters()) + list(model.named_buffers())
     for name, tensor in named:
         if is_lazy(tensor):
@@ -81,7 +79,7 @@ class _Gradients:
 
     def _after(self, number: int) -> None:
         if not self._done:
-            _engine.queue_callback(self._sum)
+            touch.backward_engine.queue_callback(self._sum)
         self._done.add(number)
 
     def _sum(self) -> None:
@@ -124,7 +122,7 @@ class _Gradients:
                 targets.append(parameter.grad)
                 totals.append(total if before is None else before.add_(total))
         if targets:
-            torch._foreach_copy_(targets, totals)
+            touch.foreach_copy(targets, totals)
 
 
 class BatchNorm:
@@ -136,7 +134,7 @@ class BatchNorm:
         Rows of nodes [N, C]. Its parameters, buffers and name in checkpoints stay.
     """
 
-    def __init__(self, norm: _BatchNorm):
+    def __init__(self, norm: torch.nn.BatchNorm1d):
         self.norm = norm
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -168,7 +166,7 @@ class BatchNorm:
         norm.running_var.lerp_(var.to(norm.running_var.dtype), share)
 
 
-def batch_norms(model: torch.nn.Module) -> list[_BatchNorm]:
+def batch_norms(model: torch.nn.Module) -> list[Any]:
     """The batch norms in a model.
 
     Raises
@@ -176,16 +174,16 @@ def batch_norms(model: torch.nn.Module) -> list[_BatchNorm]:
     TypeError
         For another norm of torch's over rows (InstanceNorm, BatchNorm2d), which graphs' nodes have no use for.
     """
-    found: list[_BatchNorm] = []
+    found: list[Any] = []
     for name, module in model.named_modules():
         if type(module) in (torch.nn.BatchNorm1d, torch.nn.SyncBatchNorm):
             found.append(module)
-        elif isinstance(module, _NormBase):
+        elif isinstance(module, touch.norms):
             raise TypeError(f"wrap: model: {name or 'the model'} is a {type(module).__name__}, not known on parts")
     return found
 
 
-def over_ranks(norms: list[_BatchNorm]) -> None:
+def over_ranks(norms: list[Any]) -> None:
     """Let these norms see the rows of all ranks."""
     for norm in norms:
         norm.forward = BatchNorm(norm)  # type: ignore[method-assign, assignment]

@@ -12,6 +12,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from gnnaccel import touch
+
 TIMEOUT_S = 300.0
 _NUMBERS = 16  # of a signature
 
@@ -51,7 +53,7 @@ def join(device: torch.device | str | None = None, *, timeout_s: float = TIMEOUT
         if backend == "nccl":
             # Before kernels that were there first: else a sum over edges, which fills the GPU, holds rows back.
             options = dist.ProcessGroupNCCL.Options(is_high_priority_stream=True)
-            options._timeout = timeout
+            touch.set_timeout(options, timeout)
             dist.init_process_group("nccl", timeout=timeout, device_id=place, pg_options=options)
         else:
             dist.init_process_group("gloo", timeout=timeout)

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import torch
 
-from gnnaccel import schedule, tiles
+from gnnaccel import schedule, tiles, touch
 from gnnaccel.graph.csr import Graph
 from gnnaccel.lower import bounds
 from gnnaccel.ops._arrays import arrays_of
@@ -193,7 +193,7 @@ def _time_ms(function: Callable[[], object]) -> float:
 
 def call_times(function: Callable[[], object], calls: int) -> list[float]:
     """The device spins until all are queued, so that none waits for the host."""
-    torch.cuda._sleep(bounds.HEAD_START * calls)
+    touch.spin(bounds.HEAD_START * calls)
     marks = [(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(calls)]
     for begin, end in marks:
         begin.record()

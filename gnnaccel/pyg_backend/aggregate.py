@@ -17,6 +17,7 @@ from gnnaccel.modules import is_watched
 from gnnaccel.pyg_backend.call import current
 from gnnaccel.pyg_backend.helpers import bind, uses_helpers, wide
 from gnnaccel.pyg_backend.touch import nn as aggr
+from gnnaccel.touch import submodules
 
 
 def aggregate(module: aggr.Aggregation, messages: Tensor, index=None, ptr=None, dim_size=None, dim=-2) -> Tensor:
@@ -69,11 +70,11 @@ def _view_class(plain: Any) -> type:
         # The fused aggregation would share sums among the modules by scatter; they are one SpMM each.
         members["fused_aggr"] = None
         members["forward"] = _in_one_walk(members.get("forward", plain.forward))
-        members["aggrs"] = property(lambda self: [_part(part) for part in self._modules["aggrs"]])
+        members["aggrs"] = property(lambda self: [_part(part) for part in submodules(self)["aggrs"]])
     if issubclass(plain, aggr.DegreeScalerAggregation):
-        members["aggr"] = property(lambda self: _part(self._modules["aggr"]))
+        members["aggr"] = property(lambda self: _part(submodules(self)["aggr"]))
     if issubclass(plain, aggr.StdAggregation):
-        members["var_aggr"] = property(lambda self: _part(self._modules["var_aggr"]))
+        members["var_aggr"] = property(lambda self: _part(submodules(self)["var_aggr"]))
     return type(plain.__name__, (plain,), members)
 
 
@@ -93,11 +94,11 @@ def _in_one_walk(forward):
 
     @functools.wraps(forward)
     def several(self, x, index=None, ptr=None, dim_size=None, dim=-2):
-        fused = self._modules.get("fused_aggr")
+        fused = submodules(self).get("fused_aggr")
         if fused is not None and index is not None and x.dim() == 2:
             fused.assert_two_dimensional_input(x, dim)
         if isinstance(x, Lazy) and not x.together:
-            asked = [_ASKS[type(part)] for part in self._modules["aggrs"] if type(part) in _ASKS and _may_view(part)]
+            asked = [_ASKS[type(part)] for part in submodules(self)["aggrs"] if type(part) in _ASKS and _may_view(part)]
             x.together = tuple(dict.fromkeys(asked))
         return forward(self, x, index, ptr, dim_size, dim)
 

@@ -31,6 +31,8 @@ from gnnaccel.ops.super_gat import super_gat as super_gat_op
 from gnnaccel.pyg_backend.call import current
 from gnnaccel.pyg_backend.graph import Edges, Unsupported, values_of
 from gnnaccel.pyg_backend.touch import nn as pyg_nn
+from gnnaccel.pyg_backend.touch import set_alpha
+from gnnaccel.touch import own_parameters
 
 
 def _node(edges: Edges, value, suffix: str, what: str) -> Tensor:
@@ -68,7 +70,7 @@ def _plain_linear(layer, x: Tensor) -> bool:
         and isinstance(layer.weight, torch.nn.Parameter)
         and not isinstance(layer.weight, torch.nn.parameter.UninitializedParameter)
         and not is_watched(layer)
-        and "weight" in layer._parameters
+        and "weight" in own_parameters(layer)
         and x.shape[-1] == layer.weight.shape[1]
         and not torch.is_autocast_enabled("cpu")
         and not torch.is_autocast_enabled("cuda")
@@ -207,7 +209,7 @@ def transformer(conv, edges: Edges, query, key, value, edge_attr=None) -> Tensor
     graph = edges.graph()
     _check_edges(graph, edge_attr)
     if current.hidden and edge_attr is None and value.shape == key.shape:
-        conv._alpha = None
+        set_alpha(conv, None)
         out = attend(conv, graph, query, key, value)
         return out if conv.root_weight or not conv.concat else out.clone()  # see _given()
     # Dividing the query costs N x H x C once; dividing the scores would cost another [E, H] tensor.
@@ -218,7 +220,7 @@ def transformer(conv, edges: Edges, query, key, value, edge_attr=None) -> Tensor
         folded = torch.einsum("nhc,hcd->nhd", query, weight)
         scores = scores + ops.sddmm(graph, edge_attr.unsqueeze(1), folded, "dot", "e", "v")
     alpha = ops.edge_softmax(graph, exponent(scores.squeeze(-1)))
-    conv._alpha = alpha
+    set_alpha(conv, alpha)
     alpha = F.dropout(alpha, p=conv.dropout, training=conv.training)
     out = ops.spmm(graph, value, alpha)
     if edge_attr is not None:

@@ -28,8 +28,9 @@ from gnnaccel.pyg_backend.attention import attend, dropped, is_half, summed_dtyp
 from gnnaccel.pyg_backend.helpers import ours
 from gnnaccel.pyg_backend.joined_forwards import side_by_side
 from gnnaccel.pyg_backend.propagate import obstacle
-from gnnaccel.pyg_backend.touch import EdgeIndex
+from gnnaccel.pyg_backend.touch import EdgeIndex, set_alpha
 from gnnaccel.pyg_backend.touch import nn as pyg_nn
+from gnnaccel.touch import own_buffers, own_parameters, submodules
 
 _NODE_DIMS = (0,)  # of [N, heads, channels]
 
@@ -39,7 +40,7 @@ def _gat(plain: Any, general: Callable) -> Callable:
 
     @functools.wraps(general)
     def forward(self, x, edge_index, edge_attr=None, size=None, return_attention_weights=None):
-        graph, modules, parameters = None, self._modules, self._parameters
+        graph, modules, parameters = None, submodules(self), own_parameters(self)
         usual = not torch.compiler.is_compiling() and edge_attr is size is return_attention_weights is None
         if (usual and modules.get("lin") is None) or type(x) is tuple:
             out = _between(self, guard, x, edge_index) if usual else None
@@ -74,7 +75,7 @@ def _between(conv: Any, guard: short.Guard, x: Any, edge_index: Any) -> Tensor |
     edgeless, how = is_edgeless(layer), How(conv.negative_slope, conv.concat)
     if not (edgeless or takes((layer,))):
         return None
-    res = None if conv._modules.get("res") is None else conv._modules["res"](pair[1])
+    res = None if submodules(conv).get("res") is None else submodules(conv)["res"](pair[1])
     out = without_edges(layer, how) if edgeless else gat_layers([[layer]], how, _made)[0]
     report.record(guard.kind, start)
     return out if res is None else out + res
@@ -93,7 +94,7 @@ def _graph_between(edge_index: Tensor, num_src: int, num_dst: int, flow: str, lo
 def gat_layer(conv: Any, guard: short.Guard, x: Tensor, y: Tensor, edge_index: Tensor, graph_of: Callable) -> Any:
     """What a GATConv does with plain features of its sources and destinations, but for what it adds of `res`; None if
     it does anything else. The graph is that of graph_of(edge_index, num_src, num_dst, flow, loops)."""
-    modules, parameters = conv._modules, conv._parameters
+    modules, parameters = submodules(conv), own_parameters(conv)
     if conv.flow != "source_to_target" or (conv.dropout > 0 and conv.training) or not guard.allows(conv, edge_index):
         return None
     lin = modules.get("lin")
@@ -120,7 +121,7 @@ def _gatv2(plain: Any, general: Callable) -> Callable:
 
     @functools.wraps(general)
     def forward(self, x, edge_index, edge_attr=None, return_attention_weights=None):
-        graph, modules, parameters = None, self._modules, self._parameters
+        graph, modules, parameters = None, submodules(self), own_parameters(self)
         pair = x if type(x) is tuple and len(x) == 2 else (x, x)
         usual = not torch.compiler.is_compiling() and edge_attr is return_attention_weights is None
         usual = usual and parameters.keys() >= {"att", "bias"}
@@ -158,7 +159,7 @@ def _super_gat(plain: Any, general: Callable) -> Callable:
 
     @functools.wraps(general)
     def forward(self, x, edge_index, neg_edge_index=None, batch=None):
-        graph, modules, parameters = None, self._modules, self._parameters
+        graph, modules, parameters = None, submodules(self), own_parameters(self)
         # While it trains it attends to other edges as well, beside these.
         usual = not self.training and not torch.compiler.is_compiling() and _is_plain_pair(x, edge_index)
         usual = usual and plain.get_attention is _GET_ATTENTION and "get_attention" not in self.__dict__
@@ -181,7 +182,7 @@ def _super_gat(plain: Any, general: Callable) -> Callable:
 
 def gatv2_layer(conv: Any, guard: short.Guard, x: Tensor, y: Tensor, edge_index: Tensor, graph: Graph) -> Any:
     """What a GATv2Conv does with plain features of its sources and destinations; None if it does more."""
-    modules, parameters = conv._modules, conv._parameters
+    modules, parameters = submodules(conv), own_parameters(conv)
     if conv.flow != "source_to_target" or (conv.dropout > 0 and conv.training) or not guard.allows(conv, edge_index):
         return None
     if conv.add_self_loops and x is not y:
@@ -198,7 +199,7 @@ def gatv2_layer(conv: Any, guard: short.Guard, x: Tensor, y: Tensor, edge_index:
 
 def dot_layer(conv: Any, guard: short.Guard, x: Tensor, y: Tensor, edge_index: Tensor, graph: Graph) -> Any:
     """What a TransformerConv does with plain features of its sources and destinations; None if it does more."""
-    modules = conv._modules
+    modules = submodules(conv)
     if conv.flow != "source_to_target" or conv.beta or (conv.dropout > 0 and conv.training):
         return None
     if modules.get("lin_edge") is not None or not guard.allows(conv, edge_index):
@@ -224,7 +225,7 @@ def _transformer(plain: Any, general: Callable) -> Callable:
 
     @functools.wraps(general)
     def forward(self, x, edge_index, edge_attr=None, return_attention_weights=None):
-        graph, modules = None, self._modules
+        graph, modules = None, submodules(self)
         pair = x if type(x) is tuple and len(x) == 2 else (x, x)
         usual = (
             not torch.compiler.is_compiling()
@@ -252,7 +253,7 @@ def _transformer(plain: Any, general: Callable) -> Callable:
         start = time.perf_counter()
         out = attend(self, graph, query, key, value)
         report.record(guard.kind, start)
-        self._alpha = None
+        set_alpha(self, None)
         out = out.view(-1, shape[1] * shape[2]) if self.concat else out.mean(dim=1)
         if self.root_weight:
             return out + (joined[3] if len(joined) > 3 else modules["lin_skip"](target))
@@ -266,7 +267,7 @@ def _agnn(plain: Any, general: Callable) -> Callable:
 
     @functools.wraps(general)
     def forward(self, x, edge_index):
-        beta, graph = self._parameters.get("beta", self._buffers.get("beta")), None
+        beta, graph = own_parameters(self).get("beta", own_buffers(self).get("beta")), None
         usual = not torch.compiler.is_compiling() and _is_plain_pair(x, edge_index) and type(beta) in short.FEATURES
         usual = usual and (x.dtype.itemsize > 2 or not torch.is_autocast_enabled(x.device.type))
         if usual and beta.numel() == 1 and beta.dim() <= 1 and beta.dtype == x.dtype and beta.device == x.device:

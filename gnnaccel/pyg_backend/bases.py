@@ -15,37 +15,27 @@ from gnnaccel.graph import modes
 from gnnaccel.graph.cache import derived
 from gnnaccel.graph.csr import Graph
 from gnnaccel.lower import bounds
-from gnnaccel.pyg_backend.touch import Names
+from gnnaccel.pyg_backend.touch import HOOKS, MESSAGE_HOOKS, Names, types_of_edges
 
 _PYGS = Names("torch_geometric.nn.to_hetero_with_bases_transformer")
 _HOOK = _PYGS.hook
 _GROUP, _TYPES = _PYGS.group_edge_placeholder, _PYGS.get_edge_type
-_OTHERS = (
-    "_propagate_forward_pre_hooks",
-    "_propagate_forward_hooks",
-    "_message_forward_pre_hooks",
-    "_aggregate_forward_pre_hooks",
-    "_aggregate_forward_hooks",
-    "_message_and_aggregate_forward_pre_hooks",
-    "_message_and_aggregate_forward_hooks",
-    "_edge_update_forward_pre_hooks",
-    "_edge_update_forward_hooks",
-)
+_OTHERS = tuple(name for name in HOOKS if name != MESSAGE_HOOKS)
 
 
 def weighs_messages(conv: Any) -> bool:
     """True for a layer of such a model, whose messages nobody else changes."""
     state = vars(conv)
-    hooks = state.get("_message_forward_hooks")
+    hooks = state.get(MESSAGE_HOOKS)
     if not hooks or any(hook is not _HOOK for hook in hooks.values()) or any(map(state.get, _OTHERS)):
         return False
-    types = state.get("_edge_type")
+    types = types_of_edges(conv)
     return type(types) is Tensor and types.dim() == 1
 
 
 def factors(conv: Any) -> Tensor:
     """What the hook multiplies each edge's message by, [E]."""
-    weight, types = conv.edge_type_weight.view(-1), conv._edge_type
+    weight, types = conv.edge_type_weight.view(-1), types_of_edges(conv)
     if not types.is_cuda or types.numel() <= bounds.BASES_EDGES:
         return weight[types]
     # As a sum over a graph: torch's gradient of an index sorts it, and adds up a type's edges one after the other.

@@ -23,7 +23,17 @@ from torch import Tensor
 from torch_geometric.data import batch as _module
 
 from gnnaccel import report
-from gnnaccel.pyg_backend.touch import N_KEYS, Batch, Data, GlobalStorage
+from gnnaccel.pyg_backend.touch import (
+    N_KEYS,
+    Batch,
+    Data,
+    GlobalStorage,
+    attributes_of,
+    collate_values,
+    set_counts,
+    store_of,
+)
+from gnnaccel.touch import new_shared
 
 _KIND = "pyg.Batch"
 # What decides how the data of a class is put together, and may be the user's.
@@ -49,14 +59,14 @@ def _obstacle(data_list: list, increment: bool, follow_batch) -> str | None:
         return "follow_batch" if increment else "increment=False"
     if not _is_plain(kind):  # type: ignore[arg-type]
         return f"data of class {kind.__name__}"
-    if set(map(type, data_list)) != {kind} or {type(data._store) for data in data_list} != {GlobalStorage}:
+    if set(map(type, data_list)) != {kind} or {type(store_of(data)) for data in data_list} != {GlobalStorage}:
         return "data of several classes"
     return None
 
 
 def _num_nodes(store: GlobalStorage) -> int | None:
     """`store.num_nodes`, found without asking for the dimension that its features are put together in, which is 0."""
-    values = store._mapping
+    values = attributes_of(store)
     if "num_nodes" not in values:
         for key, value in values.items():
             if key in N_KEYS:
@@ -104,7 +114,7 @@ def _joined(key: str, values: list[Tensor], counts: list[int], offsets: _Offsets
         shape = list(values[0].shape)
         shape[dim] = sum(sizes)
         count = sum(value.numel() for value in values)
-        room = values[0].untyped_storage()._new_shared(count * values[0].element_size(), device=_ON_CPU)
+        room = new_shared(count * values[0].element_size(), device=_ON_CPU)
         out = values[0].new_empty(0).set_(room, 0, torch.Size(shape))  # type: ignore[call-overload]
     joined = torch.cat(values, dim, out=out)
     if not _is_counted(key):
@@ -123,10 +133,10 @@ def _empty() -> Batch:
 
 def _together(cls: type, data_list: list, add_batch: bool, exclude_keys) -> tuple | None:
     """PyG's batch, slices and increments of plain data; None where PyG must do it, or word what is wrong."""
-    stores: list[GlobalStorage] = [data._store for data in data_list]
+    stores: list[GlobalStorage] = [store_of(data) for data in data_list]
     if not stores[0].can_infer_num_nodes:  # PyG warns where it is asked for them, which not every attribute does
         return None
-    mappings = [store._mapping for store in stores]
+    mappings = list(map(attributes_of, stores))
     counts: list = [_num_nodes(store) for store in stores]
     if set(map(type, counts)) != {int}:
         return None
@@ -144,18 +154,20 @@ def _together(cls: type, data_list: list, add_batch: bool, exclude_keys) -> tupl
             return None
     kind = type(data_list[0])
     out = copy.copy(_empty()) if cls is Batch and kind is Data else cls(_base_cls=kind)
-    store = out._store
+    store = store_of(out)
     slice_dict: dict[str, Any] = {}
     inc_dict: dict[str, Any] = {}
     for key, values in values_of.items():
         if key == "num_nodes":
-            store._num_nodes = values
+            set_counts(store, values)
             store.num_nodes = sum(values)
             continue
         if _is_ours(key, values):
             made = _joined(key, values, counts, offsets)
         else:
-            made = inspect.getmodule(_originals[0])._collate(key, values, data_list, stores, True)  # type: ignore[union-attr]
+            made = collate_values(key, values, data_list, stores, True)
+            if made is None:
+                return None
             if isinstance(made[0], Tensor) and not made[0].is_cpu:
                 return None  # PyG then has all of the batch there
         store[key], slice_dict[key], inc_dict[key] = made

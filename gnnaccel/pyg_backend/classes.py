@@ -18,7 +18,7 @@ from gnnaccel import report
 from gnnaccel.pyg_backend import flight
 from gnnaccel.pyg_backend.methods import make_methods
 from gnnaccel.pyg_backend.propagate import kind_of
-from gnnaccel.pyg_backend.touch import original_propagate
+from gnnaccel.pyg_backend.touch import GENERATED, ORIGINAL, original_propagate
 
 _subclasses: weakref.WeakValueDictionary[type, type] = weakref.WeakValueDictionary()  # layer class -> ours
 _instances: weakref.WeakSet[MessagePassing] = weakref.WeakSet()
@@ -82,11 +82,11 @@ def _rebind(conv: MessagePassing) -> None:
     cls = type(conv)
     plain = vars(cls).get("_gnnaccel_plain", cls)
     ours = _subclasses.get(plain)
-    known = [plain.__dict__.get("_jinja_propagate"), original_propagate(plain)]
-    known += [vars(ours)["propagate"], vars(ours)["_orig_propagate"]] if ours is not None else []
+    known = [plain.__dict__.get(GENERATED), original_propagate(plain)]
+    known += [vars(ours)["propagate"], vars(ours)[ORIGINAL]] if ours is not None else []
     if getattr(bound, "__func__", None) in [f for f in known if f is not None]:
         original = conv.explain or conv.decomposed_layers > 1
-        function = cls._orig_propagate if original else cls._jinja_propagate
+        function = getattr(cls, ORIGINAL if original else GENERATED)
         conv.propagate = function.__get__(conv, MessagePassing)
 
 

@@ -40,7 +40,7 @@ from gnnaccel.pyg_backend.compiling import (
     summed,
     takes_edges,
 )
-from gnnaccel.pyg_backend.touch import collects_otherwise, edge_update
+from gnnaccel.pyg_backend.touch import collects_otherwise, edge_update, kept_edges, kept_x
 from gnnaccel.pyg_backend.touch import nn as pyg_nn
 
 Graph = Described | Structure  # as `graph_of` gives it
@@ -110,7 +110,7 @@ def _gcn(layer: _Layer) -> Callable:
     def forward(conv, x, edge_index, edge_weight=None):
         # With norms that an earlier call has kept it is a weighted sum. None are kept here: the graph is, and a program
         # that keeps them is read anew at the next call.
-        if not conv.normalize or conv._cached_edge_index is not None or (conv.cached and edge_weight is not None):
+        if not conv.normalize or kept_edges(conv) is not None or (conv.cached and edge_weight is not None):
             return None
         graph = _normed_graph(layer, conv, x, edge_index, conv.add_self_loops)
         if graph is None:
@@ -133,7 +133,7 @@ def _gcn(layer: _Layer) -> Callable:
 
 def _sg(layer: _Layer) -> Callable:
     def forward(conv, x, edge_index, edge_weight=None):
-        if edge_weight is not None or conv.cached or conv._cached_x is not None:
+        if edge_weight is not None or conv.cached or kept_x(conv) is not None:
             return None
         graph = _normed_graph(layer, conv, x, edge_index, conv.add_self_loops)
         if graph is None:
@@ -169,7 +169,7 @@ def _appnp(layer: _Layer) -> Callable:
         drops = conv.dropout > 0 and conv.training
         if edge_weight is not None or drops or not conv.normalize:
             return None
-        if conv._cached_edge_index is not None:
+        if kept_edges(conv) is not None:
             return None
         graph = _normed_graph(layer, conv, x, edge_index, conv.add_self_loops)
         if graph is None:

@@ -20,7 +20,7 @@ from torch_geometric.nn.conv import MessagePassing
 
 from gnnaccel import _operators, report, touch
 from gnnaccel.lazy.reduce import FEATURE_DTYPES
-from gnnaccel.lower import bounds
+from gnnaccel.lower import bounds, choose
 from gnnaccel.ops import _packed
 from gnnaccel.ops._arrays import Structure
 from gnnaccel.ops._described import Described
@@ -31,14 +31,10 @@ from gnnaccel.ops.sddmm import sddmm_op
 from gnnaccel.ops.spmm import max_min_op, spmm_op
 from gnnaccel.pyg_backend.graph import INDEX_DTYPES, unserved
 from gnnaccel.pyg_backend.rules import REDUCES, WEIGHTS
-from gnnaccel.pyg_backend.touch import collects_otherwise
+from gnnaccel.pyg_backend.touch import UNSEEN, collects_otherwise, user_args
 from gnnaccel.pyg_backend.touch import nn as pyg_nn
 
-comptime: Any
-try:
-    from torch._dynamo.comptime import comptime
-except ImportError:  # another torch
-    comptime = None
+comptime = touch.comptime()
 FEATURES = (Tensor, torch.nn.Parameter)
 _METHODS = ("message", "aggregate", "update", "message_and_aggregate", "edge_updater", "edge_update")
 
@@ -81,10 +77,7 @@ def _look(context: Any) -> None:
 def _replays(context: Any) -> bool:
     """True if the backend makes CUDA graphs of the programs that it is given: modes "reduce-overhead", "max-autotune"
     of Inductor, or its setting."""
-    backend = context._i_will_not_complain_if_bc_breaks_InstructionTranslator().output.compiler_fn
-    while (inner := getattr(backend, "_torchdynamo_orig_backend", None)) is not None:
-        backend = inner
-    settings = getattr(backend, "get_compiler_config", None)
+    settings = getattr(touch.backend_of(context), "get_compiler_config", None)
     return settings is not None and bool(settings()["triton.cudagraphs"])
 
 
@@ -161,7 +154,7 @@ def takes_edges(edge_index: Any) -> bool:
 
 def is_as_made(conv: Any, plain: Any) -> bool:
     """True if no method that our ops stand for was replaced on the layer, and PyG would run the layer itself."""
-    if conv._explain or conv._decomposed_layers > 1 or conv.aggr_module is None or _watched():
+    if UNSEEN or conv.explain or conv.decomposed_layers > 1 or conv.aggr_module is None or _watched():
         return False
     for name in _METHODS:
         if name in conv.__dict__:
@@ -171,7 +164,7 @@ def is_as_made(conv: Any, plain: Any) -> bool:
 
 
 def is_quiet(module: Any) -> bool:
-    return not (module._forward_hooks or module._forward_pre_hooks)
+    return not touch.has_forward_hooks(module)
 
 
 def is_weight(weight: Any, x: Any, edge_index: Tensor) -> bool:
@@ -219,9 +212,9 @@ def _are_few(edges: Tensor, x: Any) -> bool:
     if not _found_replayed(edges.device.type) or edges.dtype is not torch.int64:
         return False
     x = x[0] if type(x) is tuple else x
-    if type(x) not in FEATURES or x.dim() != 2 or torch.are_deterministic_algorithms_enabled():
+    if type(x) not in FEATURES or x.dim() != 2:
         return False
-    return edges.shape[1] * x.shape[-1] <= bounds.FEW_COMPILED
+    return choose.are_few(device=edges.device.type, edges=edges.shape[1], width=x.shape[-1], compiled=True)
 
 
 def propagate(conv: Any, plain: Any, kind: str, edge_index: Any, kwargs: dict) -> Tensor | None:
@@ -246,7 +239,7 @@ def propagate(conv: Any, plain: Any, kind: str, edge_index: Any, kwargs: dict) -
         return None
     if target is not source and (not is_matrix(target, edge_index) or conv.flow != "source_to_target"):
         return None
-    for other in conv._user_args:  # what else the layer would bring to the edges counts for the sizes
+    for other in user_args(conv):  # what else the layer would bring to the edges counts for the sizes
         if other[-2:] in ("_i", "_j") and other != "x_j":
             return None
     if weight is not None and not is_weight(weight, source, edge_index):

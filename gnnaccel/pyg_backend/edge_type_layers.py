@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
+from gnnaccel import touch
 from gnnaccel.graph.cache import derived
 from gnnaccel.graph.csr import Graph
 from gnnaccel.graph.stack import EdgeList
@@ -21,6 +22,7 @@ from gnnaccel.pyg_backend.attention_forwards import dot_layer, gat_layer, gatv2_
 from gnnaccel.pyg_backend.rules import REDUCES
 from gnnaccel.pyg_backend.touch import nn as pyg_nn
 from gnnaccel.pyg_backend.update_order import ALLOWED
+from gnnaccel.touch import own_buffers, own_parameters, submodules
 
 
 class Layer(NamedTuple):
@@ -127,10 +129,10 @@ def layer_of(
     if edge_weight is not None and not (known is pyg_nn.GraphConv and _are_weights(edge_weight, x, edge_index)):
         return None
     alike = x.dtype == own.dtype and x.device == own.device == edge_index.device
-    if not alike or conv.flow != "source_to_target" or state.get("_compiled_call_impl"):
+    if not alike or conv.flow != "source_to_target" or state.get(touch.COMPILED_CALL):
         return None
     names: tuple[str, str | None]
-    modules, kind = conv._modules, REDUCES.get(type(conv._modules.get("aggr_module")))
+    modules, kind = submodules(conv), REDUCES.get(type(submodules(conv).get("aggr_module")))
     key: tuple = ("graph", x.shape[0], own.shape[0], conv.flow)
     if known is pyg_nn.GCNConv:
         usual = square and conv.normalize and not conv.cached and not conv.improved and kind == "sum"
@@ -149,9 +151,9 @@ def layer_of(
         return None
     weight, bias, own_weight = maps
     if known is pyg_nn.GCNConv:
-        if bias is not None or "bias" not in conv._parameters:
+        if bias is not None or "bias" not in own_parameters(conv):
             return None
-        bias = conv._parameters["bias"]
+        bias = own_parameters(conv)["bias"]
         if bias is not None and bias.dtype != x.dtype:
             return None
     if new == "listed":
@@ -166,7 +168,7 @@ def layer_of(
 
 def _attending(conv: Any, known: Any, guard: short.Guard, x: Tensor, own: Tensor, edge_index: Any) -> Attending | None:
     """What a layer of attention does, if it does no more, on edges that it has had before."""
-    if short.hooked(conv) or conv._modules.get("res") is not None or conv.__dict__.get("_compiled_call_impl"):
+    if short.hooked(conv) or submodules(conv).get("res") is not None or conv.__dict__.get(touch.COMPILED_CALL):
         return None
     if type(edge_index) is not Tensor or edge_index.device != x.device or own.dtype != x.dtype:
         return None
@@ -190,17 +192,17 @@ def _attending(conv: Any, known: Any, guard: short.Guard, x: Tensor, own: Tensor
 
 def _summing(conv: Any, x: Tensor, own: Tensor, edge_index: Tensor, new: str | None) -> Summing | None:
     """What a GINConv does before its `nn`, on edges that it has had before, or that are `new`."""
-    eps = conv._buffers.get("eps", conv._parameters.get("eps"))
-    if not (new or _is_served(pyg_nn.GINConv, x)) or REDUCES.get(type(conv._modules["aggr_module"])) != "sum":
+    eps = own_buffers(conv).get("eps", own_parameters(conv).get("eps"))
+    if not (new or _is_served(pyg_nn.GINConv, x)) or REDUCES.get(type(submodules(conv)["aggr_module"])) != "sum":
         return None
-    if type(eps) not in short.FEATURES or eps.numel() != 1 or eps.requires_grad or "nn" not in conv._modules:
+    if type(eps) not in short.FEATURES or eps.numel() != 1 or eps.requires_grad or "nn" not in submodules(conv):
         return None
     alike = x.dtype == own.dtype == eps.dtype and x.device == own.device == edge_index.device == eps.device
     if not alike or x.shape[1] != own.shape[1] or not x.shape[1] or conv.flow != "source_to_target":
         return None
     key = ("graph", x.shape[0], own.shape[0], conv.flow)
     graph: Any = _made(edge_index, key) if new else derived.get((edge_index,), key)
-    usual = graph is not None and not conv.__dict__.get("_compiled_call_impl")
+    usual = graph is not None and not conv.__dict__.get(touch.COMPILED_CALL)
     return Summing(OwnSum(graph, x, own, eps), edge_index, "graph") if usual else None
 
 

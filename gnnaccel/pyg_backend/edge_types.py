@@ -18,7 +18,7 @@ from gnnaccel import touch
 from gnnaccel._operators import nodes_of
 from gnnaccel.graph import modes
 from gnnaccel.graph.cache import derived
-from gnnaccel.lower import bounds
+from gnnaccel.lower import bounds, choose
 from gnnaccel.ops.dot_layers import DotLayer, dot_layers
 from gnnaccel.ops.gat_layers import GatLayer, How, gat_layers
 from gnnaccel.ops.gat_layers import is_profitable as gats_profit
@@ -247,12 +247,13 @@ def _trains_weights(calls: Sequence[Call]) -> bool:
 
 def _may_be_gone(some: Tensor) -> bool:
     """True for the first calls on these graphs: sampled ones may be gone after the layers of one step."""
-    uses = derived.get((some,), "HeteroConv")
-    if uses is None:
-        derived.put((some,), "HeteroConv", [1])
-        return True
-    uses[0] += 1
-    return uses[0] <= bounds.NEW_GRAPH_USES + 1
+    age = derived.get((some,), "age")
+    if age is None:
+        age = choose.Age()
+        derived.put((some,), "age", age)
+    new = choose.is_new(age)
+    age.use()
+    return new
 
 
 _SORTED_ON = ("cuda",)  # where the edges of all types are sorted at once in a first call

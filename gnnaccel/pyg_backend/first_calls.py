@@ -19,7 +19,7 @@ from torch_geometric import is_compiling
 
 from gnnaccel.graph import modes
 from gnnaccel.graph.cache import derived
-from gnnaccel.lower import bounds
+from gnnaccel.lower import bounds, choose
 from gnnaccel.pyg_backend.call import current
 from gnnaccel.pyg_backend.graph import USED, hops_of
 from gnnaccel.pyg_backend.propagate import obstacle, widest
@@ -68,10 +68,13 @@ def _are_new(conv: Any, edges: Tensor, args: tuple, kwargs: dict) -> bool:
     users = derived.get((edges,), USED)
     if users is True or (users is None and hops_of(edges) is not None):  # sorted, or in no need of it
         return False
-    if obstacle(conv) is not None or modes.recomputing() or torch.are_deterministic_algorithms_enabled():
+    if obstacle(conv) is not None or modes.recomputing():
         return False
-    if not _are_few(conv, edges, args, kwargs):
+    width, side = widest((*args, *kwargs.values())), _longest(conv)
+    if not choose.are_few(device=edges.device.type, edges=edges.shape[1], width=width, side=side, first=True):
         return False
+    if choose.fixed:
+        return choose.fixed == "new"
     if users is None:
         derived.put((edges,), USED, {id(conv)})
     elif id(conv) in users:
@@ -80,13 +83,6 @@ def _are_new(conv: Any, edges: Tensor, args: tuple, kwargs: dict) -> bool:
     else:
         users.add(id(conv))
     return True
-
-
-def _are_few(conv: Any, edges: Tensor, args: tuple, kwargs: dict) -> bool:
-    count, most = edges.shape[1], bounds.FEW_AT_FIRST[edges.device.type]
-    if count * widest((*args, *kwargs.values())) > most:
-        return False
-    return count * _longest(conv) <= bounds.WIDENED_AT_FIRST * most
 
 
 _sides: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()

@@ -29,8 +29,10 @@ from gnnaccel.pyg_backend import joined_forwards, mlps, norms, short
 from gnnaccel.pyg_backend.call import note_outcome
 from gnnaccel.pyg_backend.propagate import are_few
 from gnnaccel.pyg_backend.rules import REDUCES
+from gnnaccel.pyg_backend.touch import UNTOLD, kept_edges
 from gnnaccel.pyg_backend.touch import nn as pyg_nn
 from gnnaccel.pyg_backend.update_order import ALLOWED
+from gnnaccel.touch import own_buffers, own_parameters, submodules
 
 
 def _gcn(plain: Any, general: Callable) -> Callable:
@@ -38,19 +40,19 @@ def _gcn(plain: Any, general: Callable) -> Callable:
 
     @functools.wraps(general)
     def forward(self, x, edge_index, edge_weight=None):
-        state, modules, parameters = self.__dict__, self._modules, self._parameters
+        state, modules, parameters = self.__dict__, submodules(self), own_parameters(self)
         usual = (
             edge_weight is None and short.is_matrix(x) and x.dtype in norms.DTYPES and guard.allows(self, edge_index)
         )
         if not usual or not self.normalize or ALLOWED in state or "bias" not in parameters:
             return general(self, x, edge_index, edge_weight)
-        edges, flow, cache = edge_index, self.flow, self._cached_edge_index
+        edges, flow, cache = edge_index, self.flow, kept_edges(self)
         lin, bias = modules.get("lin"), parameters["bias"]
         maps = short.parameters_of(lin)
         alike = x.device == edge_index.device and (maps is not None or short.are_linear(lin))
         # Under autocast the map is narrow, and products with weights that are as wide as x are as wide again.
         narrow = torch.is_autocast_enabled(x.device.type)
-        if not alike or (narrow and x.dtype != torch.float32):
+        if not alike or (narrow and x.dtype != torch.float32) or cache is UNTOLD:
             return general(self, x, edge_index, edge_weight)
         if cache is not None:
             edges, weight = cache
@@ -95,7 +97,7 @@ def _sage(plain: Any, general: Callable) -> Callable:
     @functools.wraps(general)
     def forward(self, x, edge_index, size=None):
         own = x[1] if type(x) is tuple and len(x) == 2 else x
-        state, modules = self.__dict__, self._modules
+        state, modules = self.__dict__, submodules(self)
         found = None
         if size is None and guard.allows(self, edge_index) and not self.project and ALLOWED not in state:
             found = neighbours(self, x, edge_index)
@@ -116,7 +118,7 @@ def _graph_conv(plain: Any, general: Callable) -> Callable:
     @functools.wraps(general)
     def forward(self, x, edge_index, edge_weight=None, size=None):
         own = x[1] if type(x) is tuple and len(x) == 2 else x
-        modules, found = self._modules, None
+        modules, found = submodules(self), None
         usual = size is None and (edge_weight is None or (takes(edge_weight) and edge_weight.dim() == 1))
         if usual and guard.allows(self, edge_index) and ALLOWED not in self.__dict__:
             found = neighbours(self, x, edge_index)
@@ -155,7 +157,7 @@ def _sum_mapped(
 def sage_rows(conv: Any, graph: Graph, hop: int, x: Tensor) -> Tensor:
     """What a SAGEConv without `project` says of the nodes before a hop of a sampled batch, of the features that it
     reads."""
-    modules = conv._modules
+    modules = submodules(conv)
     behind = modules["lin_r"] if conv.root_weight else None
     out = _sum_mapped(hops.head(graph, hop), x, REDUCES[type(modules["aggr_module"])], modules["lin_l"], x, behind)
     return F.normalize(out, p=2.0, dim=-1) if conv.normalize else out
@@ -163,14 +165,14 @@ def sage_rows(conv: Any, graph: Graph, hop: int, x: Tensor) -> Tensor:
 
 def graph_conv_rows(conv: Any, graph: Graph, hop: int, x: Tensor) -> Tensor:
     """The same of a GraphConv without edge weights."""
-    modules, head = conv._modules, hops.head(graph, hop)
+    modules, head = submodules(conv), hops.head(graph, hop)
     return _sum_mapped(head, x, REDUCES[type(modules["aggr_module"])], modules["lin_rel"], x, modules["lin_root"])
 
 
 def has_rows(conv: Any, x: Tensor) -> bool:
     """True for a GCNConv that `gcn_rows` knows."""
-    parameters, maps = conv._parameters, short.parameters_of(conv._modules.get("lin"))
-    if maps is None or maps[1] is not None or "bias" not in parameters or conv._cached_edge_index is not None:
+    parameters, maps = own_parameters(conv), short.parameters_of(submodules(conv).get("lin"))
+    if maps is None or maps[1] is not None or "bias" not in parameters or kept_edges(conv) is not None:
         return False  # or somebody has put another map, bias or graph in the place of its own
     bias = parameters["bias"]
     fits = bias is None or (bias.dtype == x.dtype and bias.device == x.device and bias.shape == maps[0].shape[:1])
@@ -189,13 +191,13 @@ def gcn_rows(conv: Any, graph: Graph, hop: int, x: Tensor) -> Tensor:
         own = own[: head.num_rows].unsqueeze(1)
         # Of a node with a loop nothing is added: zero times infinity is not zero.
         sums = torch.addcmul(sums, x[: head.num_rows].masked_fill(own == 0, 0), own)
-    return F.linear(sums, conv._modules["lin"]._parameters["weight"], conv._parameters["bias"])
+    return F.linear(sums, own_parameters(submodules(conv)["lin"])["weight"], own_parameters(conv)["bias"])
 
 
 def has_sums(conv: Any, x: Tensor) -> bool:
     """True for a GINConv that `gin_rows` knows."""
     eps = _eps_of(conv)
-    return "nn" in conv._modules and _is_one(eps) and eps.dtype == x.dtype and eps.device == x.device
+    return "nn" in submodules(conv) and _is_one(eps) and eps.dtype == x.dtype and eps.device == x.device
 
 
 def gin_rows(conv: Any, graph: Graph, hop: int, x: Tensor) -> Tensor:
@@ -215,7 +217,7 @@ def gin_sums(conv: Any, x: Tensor, edge_index: Tensor) -> Tensor:
 
 
 def _eps_of(conv: Any) -> Any:
-    return conv._buffers.get("eps", conv._parameters.get("eps"))
+    return own_buffers(conv).get("eps", own_parameters(conv).get("eps"))
 
 
 def _gin_sum(graph: Graph, source: Tensor, own: Tensor, eps: Tensor, looped: bool) -> Tensor:
@@ -239,7 +241,7 @@ def _gin(plain: Any, general: Callable) -> Callable:
     @functools.wraps(general)
     def forward(self, x, edge_index, size=None):
         own = x[1] if type(x) is tuple and len(x) == 2 else x
-        modules, found = self._modules, None
+        modules, found = submodules(self), None
         eps, looped = _eps_of(self), False
         if size is None and guard.allows(self, edge_index) and "nn" in modules and _is_one(eps):
             # A layer's own feature that counts as much as a neighbour's is one more of these.
@@ -310,7 +312,7 @@ def _gine(plain: Any, general: Callable) -> Callable:
     @functools.wraps(general)
     def forward(self, x, edge_index, edge_attr=None, size=None):
         own = x[1] if type(x) is tuple and len(x) == 2 else x
-        modules, found = self._modules, None
+        modules, found = submodules(self), None
         eps = _eps_of(self)
         usual = size is None and short.is_matrix(edge_attr) and guard.allows(self, edge_index)
         lin = modules.get("lin")
@@ -355,7 +357,7 @@ def _res_gated(plain: Any, general: Callable) -> Callable:
     @functools.wraps(general)
     def forward(self, x, edge_index, edge_attr=None):
         source, own = x if type(x) is tuple and len(x) == 2 else (x, x)
-        modules, parameters, found = self._modules, self._parameters, None
+        modules, parameters, found = submodules(self), own_parameters(self), None
         maps = [modules.get(name) for name in ("lin_key", "lin_query", "lin_value")]
         usual = edge_attr is None and self.edge_dim is None
         usual = usual and (guard.allows(self, edge_index) or guard.allows_matrix(self, edge_index))

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch_geometric.typing import SparseTensor
 from torch_geometric.utils import is_torch_sparse_tensor
 
-from gnnaccel import schedule
+from gnnaccel import schedule, touch
 from gnnaccel.graph import build, hops, modes
 from gnnaccel.graph.cache import derived
 from gnnaccel.graph.csr import Graph
@@ -33,7 +33,7 @@ def owners_of(edges) -> tuple[Tensor, ...]:
     if type(edges) is Tensor:
         return (edges,)
     if isinstance(edges, EdgeIndex):
-        return edges, edges._data  # writes bump the counter of one or the other, depending on how they are made
+        return edges, edges.as_tensor()  # writes bump the counter of one or the other, depending on how they are made
     if isinstance(edges, SparseTensor):
         storage = edges.storage
         # Matrices of one structure (set_value) share these tensors; the row indices are made when first needed.
@@ -85,7 +85,7 @@ def hops_of(edge_index: Tensor) -> hops.Hops | None:
     if type(edge_index) is not Tensor:
         return None
     found = derived.get((edge_index,), _HOPS)
-    if found is not None or edge_index.is_inference() or (whole := edge_index._base) is None:
+    if found is not None or edge_index.is_inference() or (whole := touch.base_of(edge_index)) is None:
         return found
     found = derived.get((whole,), _HOPS)  # of no sparse matrix, which has no address
     if found is None or edge_index.dim() != 2 or edge_index.shape[0] != 2:
@@ -252,9 +252,9 @@ def nonzeros_of(adj) -> Nonzeros | None:
     elif type(adj) is not Tensor:
         return None
     elif adj.layout is torch.sparse_coo and adj.is_coalesced():
-        kind, count, values = adj.device.type, adj._nnz(), adj._values()
+        kind, count, values = adj.device.type, touch.nnz(adj), touch.raw_values(adj)
     elif adj.layout is torch.sparse_csr and adj.col_indices().dtype == torch.int64:
-        kind, count, values = adj.device.type, adj._nnz(), adj.values()
+        kind, count, values = adj.device.type, touch.nnz(adj), adj.values()
     else:
         return None
     return Nonzeros(kind, count, values if values is not None and values.dim() > 1 else None)

@@ -154,7 +154,7 @@ def _keep(owners, key, found) -> None:
         elif item is None:
             kept.append(None)
             stamps.append(None)
-        elif any(item is owner or item._base is owner for owner in owners):
+        elif any(item is owner or touch.base_of(item) is owner for owner in owners):
             return
         else:
             kept.append(item)

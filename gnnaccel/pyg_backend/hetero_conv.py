@@ -20,6 +20,7 @@ from gnnaccel.pyg_backend.edge_type_layers import Refused
 from gnnaccel.pyg_backend.edge_types import Call, Operands
 from gnnaccel.pyg_backend.replaced import Forward
 from gnnaccel.pyg_backend.touch import nn as pyg_nn
+from gnnaccel.touch import submodules
 
 KIND = "pyg.HeteroConv"
 
@@ -27,7 +28,7 @@ KIND = "pyg.HeteroConv"
 def _forward(original: Callable) -> Callable:
     @functools.wraps(original)
     def forward(self, *args_dict, **kwargs_dict):
-        if torch.compiler.is_compiling() or not any(is_accelerated(conv) for conv in self.convs._modules.values()):
+        if torch.compiler.is_compiling() or not any(is_accelerated(conv) for conv in submodules(self.convs).values()):
             return original(self, *args_dict, **kwargs_dict)
         start = time.perf_counter()
         why = _unusual(self, args_dict, kwargs_dict)
@@ -76,7 +77,7 @@ def _calls(conv: Any, x_dict: dict, edge_index_dict: dict, kwargs_dict: dict) ->
     found = []
     types = _layout(conv)
     given = (edge_index_dict, x_dict, *kwargs_dict.values())
-    for edge_type, module in zip(types, conv.convs._modules.values(), strict=True):
+    for edge_type, module in zip(types, submodules(conv.convs).values(), strict=True):
         source, _, target = edge_type
         if edge_type not in edge_index_dict and not any(edge_type in values for values in given):
             continue
@@ -96,7 +97,7 @@ _layouts: weakref.WeakKeyDictionary[Any, tuple] = weakref.WeakKeyDictionary()
 
 def _layout(conv: Any) -> list[tuple]:
     """The edge types of a HeteroConv."""
-    names, found = tuple(conv.convs._modules), _layouts.get(conv)
+    names, found = tuple(submodules(conv.convs)), _layouts.get(conv)
     if found is None or found[0] != names:
         found = _layouts[conv] = names, list(conv.convs.keys())
     return found[1]

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch_geometric.nn.conv import han_conv, hgt_conv
 
-from gnnaccel import report
+from gnnaccel import report, touch
 from gnnaccel.graph.cache import derived
 from gnnaccel.ops import han_layers
 from gnnaccel.ops.han_layers import han_attention
@@ -20,6 +20,7 @@ from gnnaccel.ops.hgt_layers import Ends, Features, Plan, Relations, hgt_layer, 
 from gnnaccel.pyg_backend import short
 from gnnaccel.pyg_backend.attention import dropped
 from gnnaccel.pyg_backend.touch import nn as pyg_nn
+from gnnaccel.touch import own_parameters, submodules
 
 _DTYPES = (torch.float32, torch.float64)
 _INSIDE = ("_cat", "_construct_src_node_feat")
@@ -63,8 +64,8 @@ def _arguments(conv: Any, guard: short.Guard, x_dict: Any, edge_index_dict: Any)
         getattr(plain, name) is not ours or name in conv.__dict__ for name, ours in zip(_INSIDE, _OURS, strict=True)
     ):
         return None
-    before, after = (_maps(conv._modules.get(name)) for name in ("kqv_lin", "out_lin"))
-    keys, values = (_relation_map(conv._modules.get(name)) for name in ("k_rel", "v_rel"))
+    before, after = (_maps(submodules(conv).get(name)) for name in ("kqv_lin", "out_lin"))
+    keys, values = (_relation_map(submodules(conv).get(name)) for name in ("k_rel", "v_rel"))
     if before is None or after is None or keys is None or values is None:
         return None
     names = [name for name in before if name in x_dict]
@@ -96,7 +97,7 @@ def _maps(layer: Any) -> dict[str, tuple[Tensor, Tensor]] | None:
 def _linear_maps(layers: Any) -> dict[str, tuple[Tensor, Tensor]] | None:
     """By node type weight and bias of linear layers that nobody watches or has changed."""
     found = {}
-    for name, lin in layers._modules.items():
+    for name, lin in submodules(layers).items():
         pair = short.parameters_of(lin)
         if pair is None or pair[1] is None:
             return None
@@ -105,13 +106,13 @@ def _linear_maps(layers: Any) -> dict[str, tuple[Tensor, Tensor]] | None:
 
 
 def _relation_map(layer: Any) -> Tensor | None:
-    if not _is_pygs(layer, pyg_nn.HeteroLinear) or layer._parameters.get("bias", layer) is not None:
+    if not _is_pygs(layer, pyg_nn.HeteroLinear) or own_parameters(layer).get("bias", layer) is not None:
         return None
-    return layer._parameters.get("weight")
+    return own_parameters(layer).get("weight")
 
 
 def _is_pygs(layer: Any, known: Any) -> bool:
-    if type(layer) is not known or short.hooked(layer) or layer.__dict__.get("_compiled_call_impl"):
+    if type(layer) is not known or short.hooked(layer) or layer.__dict__.get(touch.COMPILED_CALL):
         return False
     forward = known.forward
     return forward is _FORWARDS[known] or getattr(forward, "__wrapped__", None) is _FORWARDS[known]

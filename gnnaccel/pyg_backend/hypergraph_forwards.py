@@ -19,6 +19,7 @@ from gnnaccel.graph.csr import Graph
 from gnnaccel.lazy.reduce import takes
 from gnnaccel.pyg_backend import short
 from gnnaccel.pyg_backend.touch import nn as pyg_nn
+from gnnaccel.touch import own_parameters, submodules
 
 _FIXED_SHAPES = "disable_dynamic_shapes"  # a mode of PyG's in which a call without `num_edges` is refused
 
@@ -29,8 +30,8 @@ def _hypergraph(plain: Any, general: Callable) -> Callable:
     @functools.wraps(general)
     def forward(self, x, hyperedge_index, hyperedge_weight=None, hyperedge_attr=None, num_edges=None):
         given = (x, hyperedge_index, hyperedge_weight, hyperedge_attr, num_edges)
-        graph, modules = None, self._modules
-        usual = short.is_matrix(x) and guard.allows(self, hyperedge_index) and "bias" in self._parameters
+        graph, modules = None, submodules(self)
+        usual = short.is_matrix(x) and guard.allows(self, hyperedge_index) and "bias" in own_parameters(self)
         usual = usual and self.flow == "source_to_target"
         if usual and short.are_linear(modules.get("lin")) and not torch.is_autocast_enabled(x.device.type):
             graph = _graph_of(x, hyperedge_index, num_edges)
@@ -50,7 +51,7 @@ def _hypergraph(plain: Any, general: Callable) -> Callable:
             out = ops.spmm(graph.transposed, means, alpha) * share
         report.record(guard.kind, start)
         out = out.view(-1, heads * width) if self.concat else out.mean(dim=1)
-        bias = self._parameters["bias"]
+        bias = own_parameters(self)["bias"]
         return out if bias is None else out + bias
 
     return forward
@@ -74,7 +75,7 @@ def _graph_of(x: Tensor, hyperedge_index: Tensor, num_edges: Any) -> Graph | Non
 
 def _fit(conv: Any, graph: Graph, x: Tensor, weight: Any, attr: Any) -> bool:
     """True for a weight and features of each hyperedge, where the layer reads them, as its parameters are."""
-    parts = [conv._modules["lin"].weight, conv._parameters["bias"], conv._parameters.get("att")]
+    parts = [submodules(conv)["lin"].weight, own_parameters(conv)["bias"], own_parameters(conv).get("att")]
     if weight is not None:
         if not takes(weight) or weight.shape != (graph.num_rows,):
             return False

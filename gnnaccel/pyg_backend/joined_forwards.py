@@ -16,8 +16,7 @@ from torch import Tensor
 
 from gnnaccel import report
 from gnnaccel.graph.csr import Graph
-from gnnaccel.lazy import blocks
-from gnnaccel.lower import bounds
+from gnnaccel.lower import bounds, choose
 from gnnaccel.modules import is_watched
 from gnnaccel.ops import messages
 from gnnaccel.ops.joined_maps import joined_maps
@@ -26,6 +25,7 @@ from gnnaccel.ops.mapped_sums import mapped_sum
 from gnnaccel.pyg_backend import mlps, short
 from gnnaccel.pyg_backend.propagate import are_few
 from gnnaccel.pyg_backend.touch import nn as pyg_nn
+from gnnaccel.touch import own_parameters, submodules
 
 
 def _maps(
@@ -73,7 +73,7 @@ def _graph(guard: short.Guard, conv: Any, x: Any, edge_index: Any, on_cpu: bool 
         return None
     if x.dtype == torch.float16 or x.device != edge_index.device or torch.is_autocast_enabled(x.device.type):
         return None
-    if x.is_cpu and blocks.are_few("cpu", edge_index.shape[1], x.shape[0], conv.out_channels):
+    if x.is_cpu and choose.are_few(device="cpu", edges=edge_index.shape[1], nodes=x.shape[0], width=conv.out_channels):
         return None
     graph = short.graph_of(edge_index, x.shape[0], x.shape[0], conv.flow)
     return graph if graph is not None and messages.is_fused(graph) else None
@@ -94,7 +94,7 @@ def _summed(
 
 def gates(conv: Any, kind: str, graph: Graph, x: Tensor) -> Tensor | None:
     """ResGatedGraphConv of a usual call; None where its maps are not PyG's own."""
-    modules, bias, rooted = conv._modules, conv._parameters["bias"], conv.root_weight
+    modules, bias, rooted = submodules(conv), own_parameters(conv).get("bias"), conv.root_weight
     names = ("lin_key", "lin_query", "lin_value", "lin_skip")[: 3 + rooted]
     widths = (conv.out_channels,) * len(names)
     maps = _maps(x, [modules.get(name) for name in names], widths, bias if rooted else None)
@@ -115,7 +115,7 @@ def _le(plain: Any, general: Callable) -> Callable:
     def forward(self, x, edge_index, edge_weight=None):
         graph = _graph(guard, self, x, edge_index, True) if edge_weight is None else None
         if graph is not None:
-            modules = [self._modules.get(name) for name in ("lin1", "lin2", "lin3")]
+            modules = [submodules(self).get(name) for name in ("lin1", "lin2", "lin3")]
             maps = _maps(x, modules, (self.out_channels,) * 3)
             out = _summed(guard, graph, x, maps, self.out_channels, LE)
             if out is not None:
@@ -130,7 +130,7 @@ def _film(plain: Any, general: Callable) -> Callable:
 
     @functools.wraps(general)
     def forward(self, x, edge_index, edge_type=None):
-        modules = self._modules
+        modules = submodules(self)
         usual = self.num_relations <= 1 and type(modules.get("act")) is torch.nn.ReLU and not is_watched(modules["act"])
         graph = _graph(guard, self, x, edge_index, True) if usual else None
         if graph is not None:
@@ -150,7 +150,7 @@ def _gen(plain: Any, general: Callable) -> Callable:
 
     @functools.wraps(general)
     def forward(self, x, edge_index, edge_attr=None, size=None):
-        modules = self._modules
+        modules = submodules(self)
         if torch.compiler.is_compiling():
             return general(self, x, edge_index, edge_attr, size)
         usual = size is None and modules.keys().isdisjoint(("lin_src", "lin_edge", "lin_aggr_out", "lin_dst"))

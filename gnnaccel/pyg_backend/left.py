@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from gnnaccel import schedule, touch
-from gnnaccel.lower import bounds
+from gnnaccel import touch
+from gnnaccel.lower import bounds, choose
 from gnnaccel.pyg_backend.call import current, plainly
 from gnnaccel.pyg_backend.graph import nonzeros_of
 from gnnaccel.pyg_backend.propagate import FEW
@@ -64,7 +64,7 @@ def at_once(plain: Any, forward: Callable | None) -> Callable | None:
 def _like(args: tuple, kwargs: dict) -> tuple | None:
     """What decides whether messages are few: shapes, dtypes, gradients and torch's switches; None for what has none."""
     found: list = [
-        schedule.is_lasting(),
+        choose.is_lasting(),
         torch.are_deterministic_algorithms_enabled(),
         bounds.FEW_MESSAGES,
         torch.is_grad_enabled(),
@@ -74,7 +74,7 @@ def _like(args: tuple, kwargs: dict) -> tuple | None:
         if kind is Tensor or kind is Parameter:
             found += (value.dtype, value.device, value.shape, value.requires_grad)
             if value.layout is not torch.strided:  # whose shape says nothing of its edges
-                found += (value.layout, value._nnz(), nonzeros_of(value) is None)
+                found += (value.layout, touch.nnz(value), nonzeros_of(value) is None)
         elif isinstance(value, tuple):
             inner = _like(value, {})
             if inner is None:

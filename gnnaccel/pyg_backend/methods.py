@@ -36,14 +36,14 @@ from gnnaccel.pyg_backend.call import current
 from gnnaccel.pyg_backend.graph import Unsupported
 from gnnaccel.pyg_backend.helpers import CHEB_NORM, bind, cheb_norm, uses_helpers
 from gnnaccel.pyg_backend.propagate import make_entry, make_original
-from gnnaccel.pyg_backend.touch import edge_update, lifts
+from gnnaccel.pyg_backend.touch import GENERATED, ORIGINAL, edge_update, lifts
 from gnnaccel.pyg_backend.touch import nn as pyg_nn
 
 
 def make_methods(plain: Any) -> dict[str, Callable]:
     """What accelerated layers of class `plain` have in place of its own methods."""
     propagate = make_entry(plain, "propagate")
-    members = {"propagate": propagate, "_orig_propagate": make_original(plain), "_jinja_propagate": propagate}
+    members = {"propagate": propagate, ORIGINAL: make_original(plain), GENERATED: propagate}
     if plain.aggregate is MessagePassing.aggregate:
         members["aggregate"] = _make_aggregate(plain)
     if edge_update(plain) is not edge_update(MessagePassing) and short.is_pygs(plain.edge_updater):

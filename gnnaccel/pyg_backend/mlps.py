@@ -13,6 +13,7 @@ from gnnaccel.modules import is_as_made
 from gnnaccel.ops.normed_layers import normed_by
 from gnnaccel.pyg_backend import short
 from gnnaccel.pyg_backend.touch import nn as pyg_nn
+from gnnaccel.touch import submodules
 
 _SEQUENCES = (torch.nn.Sequential, MLP)
 _NORMS = (torch.nn.BatchNorm1d, pyg_nn.BatchNorm)
@@ -50,7 +51,7 @@ def _parts(nn: Any) -> tuple[Any, Any, Any, Sequence[Any]] | None:
         if type(norm) is torch.nn.Identity and _is_plain(norm):
             norm = None
     else:
-        modules = list(nn._modules.values())
+        modules = list(submodules(nn).values())
         if None in modules:
             return None
         if len(modules) > 1 and type(modules[1]) is torch.nn.ReLU:

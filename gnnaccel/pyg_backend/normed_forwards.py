@@ -15,7 +15,9 @@ from torch.nn import functional as F
 from gnnaccel import report
 from gnnaccel.graph.csr import Graph
 from gnnaccel.pyg_backend import norms, short
+from gnnaccel.pyg_backend.touch import kept_edges, kept_h, kept_x
 from gnnaccel.pyg_backend.touch import nn as pyg_nn
+from gnnaccel.touch import own_parameters, submodules
 
 
 def _sg(plain: Any, general: Callable) -> Callable:
@@ -24,13 +26,13 @@ def _sg(plain: Any, general: Callable) -> Callable:
     @functools.wraps(general)
     def forward(self, x, edge_index, edge_weight=None):
         found = None
-        if edge_weight is None and not self.cached and self._cached_x is None and "lin" in self._modules:
+        if edge_weight is None and not self.cached and kept_x(self) is None and "lin" in submodules(self):
             found = _matrix(self, guard, x, edge_index, self.add_self_loops)
         if found is None:
             return general(self, x, edge_index, edge_weight)
         for _ in range(self.K):
             x = _product(guard, x, *found)
-        return self._modules["lin"](x)
+        return submodules(self)["lin"](x)
 
     return forward
 
@@ -40,7 +42,7 @@ def _tag(plain: Any, general: Callable) -> Callable:
 
     @functools.wraps(general)
     def forward(self, x, edge_index, edge_weight=None):
-        modules, parameters, found = self._modules, self._parameters, None
+        modules, parameters, found = submodules(self), own_parameters(self), None
         if edge_weight is None and self.normalize and "lins" in modules and "bias" in parameters:
             found = _matrix(self, guard, x, edge_index, loops=False)
         if found is None:
@@ -65,7 +67,7 @@ def _appnp(plain: Any, general: Callable) -> Callable:
         drops = self.dropout > 0 and self.training
         if edge_weight is None and self.normalize and not self.cached and not drops and type(alpha) in (float, int):
             found = _matrix(self, guard, x, edge_index, self.add_self_loops)
-        if found is None or self._cached_edge_index is not None:
+        if found is None or kept_edges(self) is not None:
             return general(self, x, edge_index, edge_weight)
         own = x
         for _ in range(self.K):
@@ -81,7 +83,7 @@ def _ssg(plain: Any, general: Callable) -> Callable:
     @functools.wraps(general)
     def forward(self, x, edge_index, edge_weight=None):
         found, alpha = None, self.alpha
-        usual = edge_weight is None and not self.cached and self._cached_h is None and "lin" in self._modules
+        usual = edge_weight is None and not self.cached and kept_h(self) is None and "lin" in submodules(self)
         if usual and type(alpha) in (float, int):
             found = _matrix(self, guard, x, edge_index, self.add_self_loops)
         if found is None:
@@ -90,7 +92,7 @@ def _ssg(plain: Any, general: Callable) -> Callable:
         for _ in range(self.K):
             x = _product(guard, x, *found)
             out = torch.add(out, x, alpha=(1 - alpha) / self.K)
-        return self._modules["lin"](out)
+        return submodules(self)["lin"](out)
 
     return forward
 
@@ -113,7 +115,7 @@ def _mix_hop(plain: Any, general: Callable) -> Callable:
 
     @functools.wraps(general)
     def forward(self, x, edge_index, edge_weight=None):
-        modules, parameters, found = self._modules, self._parameters, None
+        modules, parameters, found = submodules(self), own_parameters(self), None
         if edge_weight is None and "lins" in modules and "bias" in parameters:
             found = _matrix(self, guard, x, edge_index, self.add_self_loops)
         if found is None:
@@ -134,8 +136,8 @@ def _gcn2(plain: Any, general: Callable) -> Callable:
 
     @functools.wraps(general)
     def forward(self, x, x_0, edge_index, edge_weight=None):
-        parameters, found, alpha = self._parameters, None, self.alpha
-        usual = edge_weight is None and self.normalize and not self.cached and self._cached_edge_index is None
+        parameters, found, alpha = own_parameters(self), None, self.alpha
+        usual = edge_weight is None and self.normalize and not self.cached and kept_edges(self) is None
         usual = usual and parameters.keys() >= {"weight1", "weight2"} and type(alpha) in (float, int)
         usual = usual and short.is_matrix(x) and short.is_matrix(x_0)
         # PyG adds x_0 in place, which has the dtype and the shape of the sums stay.
@@ -161,7 +163,7 @@ def _arma(plain: Any, general: Callable) -> Callable:
 
     @functools.wraps(general)
     def forward(self, x, edge_index, edge_weight=None):
-        parameters, found = self._parameters, None
+        parameters, found = own_parameters(self), None
         usual = edge_weight is None and parameters.keys() >= {"init_weight", "weight", "root_weight", "bias"}
         # Another act may give what are no rows of nodes.
         act = self.act

@@ -19,11 +19,10 @@ from typing import Any, Protocol
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.nn.parallel import DistributedDataParallel
 from torch_geometric.nn.conv import MessagePassing
 from torch_geometric.utils import add_remaining_self_loops
 
-from gnnaccel import ops, report
+from gnnaccel import ops, report, touch
 from gnnaccel.graph import build, modes, scales
 from gnnaccel.graph.cache import derived
 from gnnaccel.graph.csr import Graph
@@ -263,7 +262,7 @@ class _Forward:
             raise ValueError(f"{name}: x: expected [{self.part.num_nodes}, F], rows of this part's nodes, got {got}")
         if kwargs.get("size") is not None:
             raise ValueError(f"{name}: size: expected None, which a part knows by itself, got {kwargs['size']}")
-        if getattr(DistributedDataParallel, "_active_ddp_module", None) is not None:
+        if touch.active_ddp() is not None:
             raise RuntimeError(
                 "gnnaccel.distributed: the model is also in DistributedDataParallel, whose work wrap() does: leave "
                 "one of the two out"

@@ -12,21 +12,28 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_map_only
 from torch_geometric import EdgeIndex, is_compiling
 from torch_geometric.nn.conv import MessagePassing
 
-from gnnaccel import report, schedule, touch
+from gnnaccel import report, touch
 from gnnaccel.graph import modes
-from gnnaccel.lazy import blocks
 from gnnaccel.lazy.tensor import Lazy
-from gnnaccel.lower import bounds
+from gnnaccel.lower import bounds, choose
 from gnnaccel.pyg_backend import compiling, rules
 from gnnaccel.pyg_backend.attention import Deferred
 from gnnaccel.pyg_backend.bases import factors, weighs_messages
 from gnnaccel.pyg_backend.call import Call, alone, current, note_outcome
 from gnnaccel.pyg_backend.graph import Edges, Unsupported, nonzeros_of
-from gnnaccel.pyg_backend.touch import nn, original_propagate
+from gnnaccel.pyg_backend.touch import (
+    DECOMPOSED,
+    EXPLAINED,
+    HOOKS,
+    UNSEEN,
+    edge_user_args,
+    nn,
+    original_propagate,
+    user_args,
+)
 from gnnaccel.pyg_backend.trust import distrust
 
 _FUSED = "own message_and_aggregate()"
@@ -50,11 +57,6 @@ _TYPED: dict[Callable, Callable] = {
     nn.HGTConv.message: lambda conv: bounds.COUNTS_HGT,
 }
 _METHODS = frozenset(("message", "aggregate", "update", "message_and_aggregate", "edge_updater", "edge_update"))
-_HOOKS = tuple(
-    f"_{part}_forward_{when}hooks"
-    for part in ("propagate", "message", "aggregate", "message_and_aggregate", "edge_update")
-    for when in ("pre_", "")
-)
 
 
 def _matrix_for_each_edge(numbers: int) -> dict:
@@ -69,11 +71,11 @@ def kind_of(plain: Any) -> str:
 def obstacle(conv) -> str | None:
     """Why PyG must run this call itself, whatever its arguments; None if nothing stands against it."""
     state = vars(conv)
-    if state.get("_explain"):
+    if state.get(EXPLAINED):
         return "explain is on"
-    if state.get("_decomposed_layers", 1) > 1:
+    if state.get(DECOMPOSED, 1) > 1:
         return "decomposed_layers > 1"
-    if any(map(state.get, _HOOKS)):
+    if any(map(state.get, HOOKS)):
         return _HOOKED
     if not state.keys().isdisjoint(_METHODS):
         return f"{min(_METHODS.intersection(state))}() was replaced on the instance"
@@ -83,7 +85,7 @@ def obstacle(conv) -> str | None:
         return "a trace by make_fx"
     if touch.transforming() or touch.in_forward_mode():
         return "a torch.func transform or forward-mode differentiation"
-    return None
+    return UNSEEN
 
 
 @torch.compiler.assume_constant_result
@@ -159,18 +161,18 @@ def are_few(conv: Any, plain: Any, edge_index, kwargs: dict, others: dict | None
         kind, edges = edge_index.device.type, edge_index.shape[1]
     else:
         return False
-    if kind not in counts or (kind == "cuda" and torch.are_deterministic_algorithms_enabled()) or schedule.is_lasting():
+    if kind not in counts:
         return False
     given = _tensors(kwargs.values())
     if typed is not None:
-        return blocks.are_few(kind, edges, 0, widest(given) * counts[kind] * times)
+        return choose.are_few(device=kind, edges=edges, width=widest(given) * counts[kind] * times)
     nodes, width, axis = 0, 1, conv.node_dim
     for x in given:
         if x.is_floating_point() and -x.dim() <= axis < x.dim():
             rows = x.shape[axis]
             width = max(width, x.numel() // max(rows, 1))
             nodes = nodes if rows == edges else max(nodes, rows)
-    return blocks.are_few(kind, edges, nodes, width * counts[kind] * times)
+    return choose.are_few(device=kind, edges=edges, nodes=nodes, width=width * counts[kind] * times)
 
 
 def make_entry(plain: Any, name: str) -> Callable:
@@ -254,7 +256,7 @@ def _in_call(conv, plain: Any, name: str, edge_index, size, kwargs: dict, kind: 
     call = None
     try:
         edges = _edges(conv, plain, name, edge_index, size)
-        _note_sizes(edges, conv._edge_user_args if updating else conv._user_args, kwargs)
+        _note_sizes(edges, edge_user_args(conv) if updating else user_args(conv), kwargs)
         doubt = _FUSED if _is_fused(conv, edges) and not updating else distrust(conv)
         call = Call(edges, lazily=doubt is None)
     except Unsupported as error:
@@ -264,7 +266,7 @@ def _in_call(conv, plain: Any, name: str, edge_index, size, kwargs: dict, kind: 
     with call:
         out = function(conv, edge_index, **kwargs)
     if type(out) is not Tensor:
-        out = tree_map_only(Lazy, lambda x: x.rows("a result with one row per edge"), out)
+        out = touch.pytree.tree_map_only(Lazy, lambda x: x.rows("a result with one row per edge"), out)
     call.settle()
     if not (call.used or (updating and call.lifted)):
         reason = reason or call.refused or doubt or call.gathered

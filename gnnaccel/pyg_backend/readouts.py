@@ -145,7 +145,7 @@ _softmax_of_readout.__annotations__ = dict(_plain_softmax.__annotations__)
 def _may_be_segments(src: Any, index: Any) -> bool:
     """True for plain tensors that are worth a look: ends of edges, which are views, do not ascend, and are new tensors
     for each call. Under autocast exp() is of another dtype than 16-bit features."""
-    if type(index) is not Tensor or index._base is not None or not _operators.usual(src):
+    if type(index) is not Tensor or touch.base_of(index) is not None or not _operators.usual(src):
         return False
     if unserved(src.device) is not None:
         return False

@@ -17,6 +17,7 @@ from gnnaccel.ops.relational import Own, relational_layer
 from gnnaccel.pyg_backend import short
 from gnnaccel.pyg_backend.rules import REDUCES
 from gnnaccel.pyg_backend.touch import nn as pyg_nn
+from gnnaccel.touch import submodules
 
 _SUMS = (pyg_nn.SumAggregation, pyg_nn.MeanAggregation)
 _DTYPES = (torch.float32, torch.float64)
@@ -33,7 +34,7 @@ def _rgcn(known: Any, aggregations: tuple[type, ...]) -> Callable:
                 return general(self, x, edge_index, edge_type)
             if self.flow != "source_to_target" and isinstance(x, tuple):  # of which PyG takes the ends otherwise
                 return general(self, x, edge_index, edge_type)
-            reduce, ends = REDUCES[type(self._modules["aggr_module"])], _ends(self, x, edge_index.device)
+            reduce, ends = REDUCES[type(submodules(self)["aggr_module"])], _ends(self, x, edge_index.device)
             if ends is None or not _is_usual(self, ends[0], reduce):
                 return general(self, x, edge_index, edge_type)
             source, own = ends

@@ -12,7 +12,7 @@ from torch import Tensor
 from gnnaccel.graph.renumber import Renumbering, edge_index_of
 from gnnaccel.graph.renumber import renumber as of_graph
 from gnnaccel.pyg_backend.graph import to_graph
-from gnnaccel.pyg_backend.touch import Batch, Data, EdgeIndex
+from gnnaccel.pyg_backend.touch import Batch, Data, EdgeIndex, forget_order
 
 _OF_NODES = {"x", "y", "z", "pos", "batch", "n_id"}  # by PyG's custom, whatever their number
 _OF_GRAPHS = {"y"}
@@ -44,8 +44,7 @@ def renumber(data, ordering: str) -> tuple[Data | EdgeIndex, Renumbering]:
         elif kinds[key] != "other":
             out[key] = _taken(value, new.order if kinds[key] == "nodes" else new.edge_order)
     out.edge_index = edge_index_of(graph, data.edge_index.dtype)
-    if hasattr(out, "_edge_attrs"):  # what a GraphStore was told of the order of the old edges
-        out._edge_attrs = {}
+    forget_order(out)
     return out, new
 
 

@@ -21,7 +21,7 @@ from gnnaccel.lazy.reduce import takes
 from gnnaccel.modules import is_watched
 from gnnaccel.pyg_backend import attention, norms
 from gnnaccel.pyg_backend.graph import Edges, Unsupported
-from gnnaccel.pyg_backend.touch import EdgeIndex, collects_otherwise, edge_update
+from gnnaccel.pyg_backend.touch import EdgeIndex, collects_otherwise, edge_update, user_args
 from gnnaccel.pyg_backend.touch import nn as pyg_nn
 
 # message() that is x_j, or x_j times the edge weight of that name where there is one.
@@ -72,7 +72,7 @@ def weighted(conv, plain: Any, edges: Edges, kwargs: dict, factor: Callable[[], 
     stacked = x is not None and x.dim() == 3 and conv.node_dim == -2 and factor is None
     if x is None or not (x.dim() == 2 or stacked) or not takes(x) or conv.node_dim not in (-2, 0):
         raise Unsupported("features that are neither [N, F] nor [K, N, F]")
-    for part in conv._user_args:  # their sizes count, and PyG checks them, read or not
+    for part in user_args(conv):  # their sizes count, and PyG checks them, read or not
         if part[-2:] in ("_i", "_j") and part != "x_j":
             edges.node_feature(kwargs.get(part[:-2]), part[-2:])
     graph = edges.graph()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -12,7 +11,15 @@ from torch import Tensor
 
 from gnnaccel.graph.hops import Hops
 from gnnaccel.pyg_backend.graph import note_hops
-from gnnaccel.pyg_backend.touch import Data, GlobalStorage, NeighborSampler, SamplerOutput
+from gnnaccel.pyg_backend.touch import (
+    Data,
+    GlobalStorage,
+    NeighborSampler,
+    SamplerOutput,
+    attributes_of,
+    store_of,
+    with_attributes,
+)
 from gnnaccel.pyg_backend.views import View
 from gnnaccel.sampling.host_memory import Selectable
 
@@ -76,7 +83,7 @@ def collated(data: Any, out: SamplerOutput, perm: Tensor | None) -> Data | None:
         Numbers of the sampler's edges among those of the data.
     """
     node, edge, row = out.node, out.edge, out.row
-    if type(data) is not Data or type(data._store) is not GlobalStorage or type(out) is not SamplerOutput:
+    if type(data) is not Data or type(store_of(data)) is not GlobalStorage or type(out) is not SamplerOutput:
         return None
     if (
         out.batch is not None
@@ -84,8 +91,8 @@ def collated(data: Any, out: SamplerOutput, perm: Tensor | None) -> Data | None:
         or torch.utils.data.get_worker_info() is not None
     ):
         return None
-    store, device = data._store, node.device
-    given: dict[str, Any] = store._mapping
+    store, device = store_of(data), node.device
+    given: dict[str, Any] = attributes_of(store)
     if (perm is not None and perm.device != device) or given.keys() & {"num_nodes", "adj", "adj_t"}:
         return None
     nodes, edges = node.long(), None
@@ -119,9 +126,7 @@ def collated(data: Any, out: SamplerOutput, perm: Tensor | None) -> Data | None:
             made[key] = value
         else:
             made.pop(key, None)
-    batch = copy.copy(data)
-    batch._store.__dict__["_mapping"] = made
-    return batch
+    return with_attributes(data, made)
 
 
 def _pin(batch: Data, edge_index: Tensor) -> None:
@@ -153,7 +158,7 @@ def _is_all_on(batch: Any, device: torch.device) -> bool:
     """True for a Data of which Data.to() has nothing to move to a device."""
     if type(batch) is not Data:
         return False
-    for key, value in batch._store._mapping.items():
+    for key, value in attributes_of(store_of(batch)).items():
         if type(value) is Tensor:
             if value.device != device:
                 return False

@@ -32,8 +32,9 @@ from gnnaccel.pyg_backend.graph import (
 )
 from gnnaccel.pyg_backend.helpers import ours
 from gnnaccel.pyg_backend.propagate import kind_of, obstacle
-from gnnaccel.pyg_backend.touch import collects_otherwise, edge_update
+from gnnaccel.pyg_backend.touch import GENERATED, collects_otherwise, edge_update
 from gnnaccel.pyg_backend.touch import nn as pyg_nn
+from gnnaccel.touch import own_parameters, submodules
 
 _EDGE_UPDATE = edge_update(MessagePassing)
 
@@ -133,23 +134,16 @@ class Guard:
                 return False
         if conv.node_dim not in self._node_dims:
             return False
-        aggregation = conv._modules.get("aggr_module")
+        aggregation = submodules(conv).get("aggr_module")
         if type(aggregation) not in self._aggregations or hooked(aggregation):
             return False
         # PyG binds the class's own propagate() to a layer that it has explained.
         own = conv.__dict__.get("propagate")
-        return own is None or getattr(own, "__func__", None) is type(conv)._jinja_propagate
+        return own is None or getattr(own, "__func__", None) is getattr(type(conv), GENERATED, None)
 
 
-def hooked(module: torch.nn.Module) -> bool:
-    """`is_watched` of a layer's part, where the layer's guard has found that not all modules are."""
-    return bool(
-        module._forward_hooks
-        or module._forward_pre_hooks
-        or module._backward_hooks
-        or module._backward_pre_hooks
-        or "forward" in module.__dict__
-    )
+hooked = touch.is_hooked
+"""`is_watched` of a layer's part, where the layer's guard has found that not all modules are."""
 
 
 def pairs_by_flow(plain: Any) -> bool:
@@ -169,8 +163,8 @@ _LINEAR: dict[type, Callable] = {cls: cls.forward for cls in (pyg_nn.Linear, tor
 def are_linear(*maps: Any) -> bool:
     """True for linear layers that nobody watches: they give a row for each row, of its dtype, as ops want it that take
     several results of theirs; what somebody has put in their place may give anything."""
-    for lin in maps:
-        if type(lin) not in _LINEAR or lin._forward_hooks or lin._forward_pre_hooks or "forward" in vars(lin):
+    for lin in maps:  # noqa: SIM110 - all() takes longer
+        if type(lin) not in _LINEAR or touch.has_forward_hooks(lin) or "forward" in vars(lin):
             return False
     return True
 
@@ -180,10 +174,10 @@ def parameters_of(lin: Any) -> tuple[Tensor, Tensor | None] | None:
     torch's linear of these. None for any other. Of layers that a guard allows."""
     if type(lin) not in _LINEAR or hooked(lin) or type(lin).forward is not _LINEAR[type(lin)]:
         return None
-    own, parameters = lin.__dict__, lin._parameters
+    own, parameters = lin.__dict__, own_parameters(lin)
     weight = parameters.get("weight")
     # Not of one that is to find its width, and not of a replica.
-    if type(weight) is not torch.nn.Parameter or "bias" not in parameters or own.get("_compiled_call_impl"):
+    if type(weight) is not torch.nn.Parameter or "bias" not in parameters or own.get(touch.COMPILED_CALL):
         return None
     return weight, parameters["bias"]
 

@@ -21,7 +21,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as torch_module
-from torch.utils._pytree import tree_map_only
 
 from gnnaccel import report, settings, touch
 from gnnaccel.graph import hops
@@ -37,6 +36,7 @@ from gnnaccel.pyg_backend.graph import hops_of
 from gnnaccel.pyg_backend.rules import REDUCES
 from gnnaccel.pyg_backend.touch import nn as pyg_nn
 from gnnaccel.pyg_backend.update_order import ALLOWED
+from gnnaccel.touch import own_buffers, own_parameters, submodules
 
 _KIND = "pyg.first rows"
 _MODELS = (pyg_nn.GraphSAGE, pyg_nn.GCN, pyg_nn.GIN, pyg_nn.GAT)
@@ -91,7 +91,7 @@ class _Kind(NamedTuple):
         if ALLOWED in conv.__dict__ or conv.flow != "source_to_target" or not self.serves(conv, x):
             return None
         width = None if self.maps else x.shape[1]
-        for lin in map(conv._modules.get, self.maps):
+        for lin in map(submodules(conv).get, self.maps):
             if lin is not None:
                 found = short.parameters_of(lin)
                 if found is None or found[0].shape[1] != x.shape[1]:
@@ -133,8 +133,8 @@ class _Layer(Step):
         width: int,
     ) -> None:
         inputs = (x,) if isinstance(x, Step) else ()
-        parts = conv._modules.values() if not kind.behind else ()
-        held = [conv._parameters, conv._buffers, *(part._parameters for part in parts if part is not None)]
+        parts = submodules(conv).values() if not kind.behind else ()
+        held = [own_parameters(conv), own_buffers(conv), *(own_parameters(part) for part in parts if part is not None)]
         parameters = [value for values in held for value in values.values() if value is not None]
         grad = x.requires_grad or any(parameter.requires_grad for parameter in parameters)
         super().__init__(inputs, (x.shape[0], width), x, grad)
@@ -186,10 +186,12 @@ def of_layers(plain: Any, general: Callable | None) -> Callable | None:
             step = _step(kind, guard, general, self, trip, x, edge_index)
             if isinstance(step, Step):
                 rows = trip.take(step)
-                return self._modules[kind.behind](rows) if kind.behind else rows
+                return submodules(self)[kind.behind](rows) if kind.behind else rows
         reason = f"{plain.__name__} {step}"
         trip.settled = trip.settled or reason
-        given = tree_map_only(FirstRows, lambda value: value.ordinary(reason), (x, edge_index, args, kwargs))
+        given = touch.pytree.tree_map_only(
+            FirstRows, lambda value: value.ordinary(reason), (x, edge_index, args, kwargs)
+        )
         return general(self, *given[:2], *given[2], **given[3])
 
     return forward
@@ -206,7 +208,7 @@ def _step(kind: _Kind, guard: short.Guard, general: Callable, conv: Any, trip: T
     if x.device != edges.device or not guard.allows(conv, edges) or not _is_usual(x):
         return "that was changed, or where somebody watches"
     sampled = hops_of(edges)
-    if sampled is None or edges._base is not None or len(sampled.nodes) < 2 or sampled.nodes[-1] > x.shape[0]:
+    if sampled is None or touch.base_of(edges) is not None or len(sampled.nodes) < 2 or sampled.nodes[-1] > x.shape[0]:
         return "on other edges than a batch's"
     width = kind.width(conv, x)
     if width is None:
@@ -271,7 +273,7 @@ def distrust(model: nn.Module) -> str | None:
     waiting, parts, own = [model], {id(model)}, []
     while waiting:
         part = waiting.pop()
-        if short.hooked(part) or part.__dict__.get("_compiled_call_impl") is not None:
+        if short.hooked(part) or part.__dict__.get(touch.COMPILED_CALL) is not None:
             return f"somebody watches or replaces calls of {type(part).__name__}"
         if type(part) is pyg_nn.MLP:
             own.append((pyg_nn.MLP, part))  # which holds a function of somebody's, perhaps
@@ -281,7 +283,7 @@ def distrust(model: nn.Module) -> str | None:
                 return reason
             if kind in _MODELS or not _is_frameworks(kind):
                 own.append((kind, part))
-        for child in part._modules.values():
+        for child in submodules(part).values():
             if child is not None and id(child) not in parts:
                 parts.add(id(child))
                 waiting.append(child)

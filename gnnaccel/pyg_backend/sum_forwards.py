@@ -17,6 +17,7 @@ from gnnaccel.pyg_backend import short
 from gnnaccel.pyg_backend.forwards import neighbours
 from gnnaccel.pyg_backend.rules import REDUCES
 from gnnaccel.pyg_backend.touch import nn as pyg_nn
+from gnnaccel.touch import own_parameters, submodules
 
 
 def _simple(plain: Any, general: Callable) -> Callable:
@@ -37,7 +38,7 @@ def _gated_graph(plain: Any, general: Callable) -> Callable:
 
     @functools.wraps(general)
     def forward(self, x, edge_index, edge_weight=None):
-        modules, weight, found = self._modules, self._parameters.get("weight"), None
+        modules, weight, found = submodules(self), own_parameters(self).get("weight"), None
         usual = edge_weight is None and type(weight) is torch.nn.Parameter and weight.dim() == 3
         rnn = modules.get("rnn")  # another one, or one that is watched, may give what are no rows of nodes
         usual = usual and type(rnn) is torch.nn.GRUCell and not short.hooked(rnn)
@@ -60,7 +61,7 @@ def _gated_graph(plain: Any, general: Callable) -> Callable:
 def _reduced(conv: Any, guard: short.Guard, graph: Graph, x: Tensor) -> Tensor:
     """One propagate()."""
     start = time.perf_counter()
-    out = ops.spmm(graph, x, reduce=REDUCES[type(conv._modules["aggr_module"])])
+    out = ops.spmm(graph, x, reduce=REDUCES[type(submodules(conv)["aggr_module"])])
     report.record(guard.kind, start)
     return out
 

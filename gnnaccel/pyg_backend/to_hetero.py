@@ -60,7 +60,9 @@ def install(module: fx.GraphModule) -> None:
     """Have one model call its layers together; does nothing to one that does, or of another kind."""
     cls: Any = type(module)
     plain = cls.__dict__.get("forward")
-    if plain is None or hasattr(plain, "_gnnaccel_plain") or not isinstance(getattr(module, "_graph", None), fx.Graph):
+    if plain is None or hasattr(plain, "_gnnaccel_plain") or not isinstance(getattr(module, "graph", None), fx.Graph):
+        return
+    if touch.codegen_of(module.graph) is None:
         return
     groups = _groups(module)
     if groups or any(_replaced(node) is not node.target for node in module.graph.nodes):
@@ -149,7 +151,7 @@ def _compiled(graph: fx.Graph, groups: list[_Group]) -> Callable:
     ends = {max(group.calls, key=list(graph.nodes).index): group for group in groups}
     gone = {node for group in groups for node in (*group.calls, *group.sums, *group.inner)}
     new, known = fx.Graph(), {}  # type: fx.Graph, dict[fx.Node, fx.Node]
-    new.set_codegen(graph._codegen)
+    new.set_codegen(touch.codegen_of(graph))
     for node in graph.nodes:
         if node in ends:
             _emit(new, known, ends[node])

@@ -10,10 +10,11 @@ import functools
 import types
 from typing import Any, NamedTuple
 
-from torch.nn.modules import module as global_hooks
 from torch_geometric.nn.conv import MessagePassing
 
+from gnnaccel import touch
 from gnnaccel.lazy.trust import DATA, Walk, is_known
+from gnnaccel.touch import submodules
 
 _ROOTS = ("message", "aggregate", "update", "edge_update")
 _TRUSTED = ("torch.nn.", "torch_geometric.")  # modules whose forward() writes in place only if told to
@@ -35,18 +36,18 @@ def distrust(conv: MessagePassing) -> str | None:
 
 
 def _of_submodules(conv: MessagePassing, is_pygs: bool) -> str | None:
-    if global_hooks._global_backward_hooks or global_hooks._global_backward_pre_hooks:
+    if touch.has_global_backward_hooks():
         return "backward hooks on all modules"
     parts, seen = [conv], {id(conv)}
     for module in parts:
-        for part in module._modules.values():
+        for part in submodules(module).values():
             if part is None or id(part) in seen:
                 continue
             if not type(part).__module__.startswith(_TRUSTED):
                 return f"a submodule of class {type(part).__name__}, which cannot be looked through"
             if not is_pygs and getattr(part, "inplace", False):
                 return f"{type(part).__name__} writes in place"
-            if part._backward_hooks or part._backward_pre_hooks:  # which put an autograd function around it
+            if touch.has_backward_hooks(part):  # which put an autograd function around it
                 return f"a backward hook on {type(part).__name__}"
             seen.add(id(part))
             parts.append(part)

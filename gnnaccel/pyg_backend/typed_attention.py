@@ -22,6 +22,8 @@ from gnnaccel.pyg_backend import short
 from gnnaccel.pyg_backend.call import note_outcome, plainly
 from gnnaccel.pyg_backend.propagate import FEW, are_few
 from gnnaccel.pyg_backend.touch import nn as pyg_nn
+from gnnaccel.pyg_backend.touch import set_alpha
+from gnnaccel.touch import submodules
 
 _DTYPES = (torch.float32, torch.float64)
 _TYPES = (torch.int64, torch.int32)
@@ -46,7 +48,7 @@ def _rgat(plain: Any, general: Callable) -> Callable:
         start = time.perf_counter()
         out = _rgat_sums(self, graph, x, edge_type, edge_attr)
         report.record(guard.kind, start)
-        self._alpha = None
+        set_alpha(self, None)
         return self.update(out)
 
     return forward
@@ -70,7 +72,7 @@ def _fits(conv: Any, edge_attr: Tensor | None) -> bool:
         return True
     if type(edge_attr) not in short.FEATURES:
         return False
-    lin = short.parameters_of(conv._modules.get("lin_edge"))
+    lin = short.parameters_of(submodules(conv).get("lin_edge"))
     width = edge_attr.shape[1] if edge_attr.dim() == 2 else 1 if edge_attr.dim() == 1 else -1
     return lin is not None and lin[1] is None and width == conv.edge_dim
 
@@ -154,7 +156,7 @@ def _heat(plain: Any, general: Callable) -> Callable:
 
 def _types_rows(conv: Any, x: Any, node_type: Any) -> bool:
     """True if hetero_lin gives a row for each of x."""
-    lin = conv._modules.get("hetero_lin")
+    lin = submodules(conv).get("hetero_lin")
     if type(lin) is not pyg_nn.HeteroLinear or short.hooked(lin):
         return False
     return isinstance(x, Tensor) and isinstance(node_type, Tensor) and node_type.shape == x.shape[:1]
@@ -163,12 +165,12 @@ def _types_rows(conv: Any, x: Any, node_type: Any) -> bool:
 def _heat_maps(conv: Any) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None] | None:
     """The table of edge types, the weights of att and edge_attr_emb, and those of lin with its bias; None if any is not
     as PyG has it."""
-    table = conv._modules.get("edge_type_emb")
+    table = submodules(conv).get("edge_type_emb")
     if type(table) is not torch.nn.Embedding or short.hooked(table) or table.max_norm is not None or table.sparse:
         return None
     if table.padding_idx is not None or table.scale_grad_by_freq:
         return None
-    att, emb, lin = (short.parameters_of(conv._modules.get(name)) for name in ("att", "edge_attr_emb", "lin"))
+    att, emb, lin = (short.parameters_of(submodules(conv).get(name)) for name in ("att", "edge_attr_emb", "lin"))
     if att is None or emb is None or lin is None or att[1] is not None or emb[1] is not None:
         return None
     return table.weight, att[0], emb[0], *lin

@@ -23,8 +23,8 @@ from torch.utils.data import (
     SubsetRandomSampler,
     WeightedRandomSampler,
 )
-from torch.utils.data.dataloader import _SingleProcessDataLoaderIter
 
+from gnnaccel import touch
 from gnnaccel.lower import bounds
 from gnnaccel.pyg_backend.touch import NeighborSampler, NodeLoader
 from gnnaccel.sampling import ahead, begun
@@ -149,10 +149,11 @@ def watching(original: Callable) -> Callable:
     def _get_iterator(self):
         iterator = original(self)
         inner = getattr(iterator, "iterator", iterator)
-        if type(inner) is _SingleProcessDataLoaderIter and _is_settled(self):
-            inner._sampler_iter = Epoch(self, inner._sampler_iter)
+        batches = touch.batches_of(inner) if type(inner) is touch.SingleProcessIter and _is_settled(self) else None
+        if batches is not None:
+            touch.set_batches(inner, Epoch(self, batches))
             if getattr(self.sampler, "data_source", None) is self.dataset:  # no place beyond its end
-                inner._dataset_fetcher.dataset = _Places()
+                touch.set_dataset(inner, _Places())
         return iterator
 
     return _get_iterator

@@ -18,6 +18,7 @@ from gnnaccel import ops
 from gnnaccel.modules import is_watched
 from gnnaccel.pyg_backend.helpers import ours
 from gnnaccel.pyg_backend.propagate import obstacle
+from gnnaccel.pyg_backend.touch import UNTOLD, keep_edges, kept_edges
 from gnnaccel.pyg_backend.touch import nn as pyg_nn
 
 
@@ -36,13 +37,15 @@ def gcn(original: Callable) -> Callable:
         ):
             return original(self, x, edge_index, edge_weight)
         if self.normalize:
-            cache = self._cached_edge_index
+            cache = kept_edges(self)
+            if cache is UNTOLD:
+                return original(self, x, edge_index, edge_weight)
             if cache is None:
                 cache = ours(gcn_module.gcn_norm)(
                     edge_index, edge_weight, len(x), self.improved, self.add_self_loops, self.flow, x.dtype
                 )
                 if self.cached:
-                    self._cached_edge_index = cache
+                    keep_edges(self, cache)
             edge_index, edge_weight = cache
         out = self.lin(self.propagate(edge_index, x=x, edge_weight=edge_weight))
         return out if self.bias is None else out + self.bias

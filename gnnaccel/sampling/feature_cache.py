@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import sys
 import warnings
 from typing import Any
 
@@ -74,7 +75,7 @@ class FeatureCache:
         device: torch.device | str | None = None,
         pin: bool | None = None,
     ):
-        is_file = type(features).__module__.startswith("numpy") and hasattr(features, "_mmap")
+        is_file = "numpy" in sys.modules and isinstance(features, sys.modules["numpy"].memmap)
         if not isinstance(features, Tensor):
             features = _of_numpy(features)
         self.features = features.detach()

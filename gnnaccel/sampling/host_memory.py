@@ -95,7 +95,7 @@ def _holder(start: int, size: int) -> Pinned | None:
 
 
 def _unpin(address: int, memory: Tensor) -> None:
-    if torch.cuda._is_in_bad_fork():  # a forked worker has neither made it, nor may it use CUDA
+    if touch.is_bad_fork():  # a forked worker has neither made it, nor may it use CUDA
         return
     _waiting.append((address, memory))
     if not torch.cuda.is_current_stream_capturing():  # which waiting for the GPU would end with an error

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
-from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -12,12 +10,10 @@ from torch import Tensor
 
 from gnnaccel.graph import network, reorder, store
 from gnnaccel.graph.csr import Graph
-from gnnaccel.lower import bounds
+from gnnaccel.lower import choose
 from gnnaccel.schedule import rules, worklist
 from gnnaccel.schedule.worklist import Kernel, Ordered, Plan, WorkList
 from gnnaccel.tiles import gate
-
-_lasting = False  # within `lasting`
 
 
 class Work:
@@ -55,7 +51,7 @@ class Work:
         self._order_sought = False
         self._method: str | None = None  # by which an order was sought last, whether or not one that pays was found
         self.epoch = 0  # counts changes of what the kernels are given
-        self._uses = 0  # -1: there is no memory for lists
+        self._refused = False  # there is no memory for lists
         # A captured CUDA graph reads lists by address alone, so those that anybody was given live as long as the graph.
         self._retired: list[WorkList] = []
         self._handed_out: set[int] = set()  # ids of their items
@@ -78,11 +74,9 @@ class Work:
 
     def _list_of(self, graph: Graph, lanes: int, sums: bool) -> WorkList | None:
         found = (self.sums.get(lanes) if sums else None) or self.lists.get(lanes)
-        if found is not None or self._uses < 0:
+        if found is not None or self._refused:
             return found
-        self._uses += 1
-        early = self._uses <= bounds.LASTING_USES and not _lasting
-        if early or graph.nnz == 0 or torch.are_deterministic_algorithms_enabled():
+        if not choose.lasts(choose.age_of(graph)) or graph.nnz == 0 or torch.are_deterministic_algorithms_enabled():
             return None
         if graph.transient():
             return None
@@ -91,19 +85,11 @@ class Work:
             self.seek_order(graph)
             rows = self.build(graph, lanes)
         except torch.OutOfMemoryError:
-            self._uses = -1
+            self._refused = True
             logger = logging.getLogger("gnnaccel")
             logger.warning("%s: no memory for a work list; its kernels do without, slower", graph)
             return None
         return self.sums.get(lanes, rows) if sums else rows
-
-    def note_use(self) -> bool:
-        """Count a use of a CUDA graph of which `on_cuda` is not told; True if it should be asked for lists again."""
-        if self._uses < 0:
-            return False
-        self._uses += 1
-        beyond = 0 if _lasting else self._uses - bounds.LASTING_USES
-        return beyond >= 0 and beyond % bounds.LASTING_USES == 0  # now and then: it may have refused, as in a capture
 
     def prepare(self, graph: Graph, method: str | None, like: Graph | None, folder: Path | None) -> None:
         """See `prepare`."""
@@ -287,23 +273,6 @@ def unordered_epochs(graph: Graph) -> tuple[int, int | None] | None:
     return epochs(graph)
 
 
-@contextlib.contextmanager
-def lasting() -> Iterator[None]:
-    """What runs in here is to be captured in a CUDA graph: graphs get their lists at once, and the host's time is no
-    reason for anything."""
-    global _lasting
-    before, _lasting = _lasting, True
-    try:
-        yield
-    finally:
-        _lasting = before
-
-
-def is_lasting() -> bool:
-    """True within `lasting`."""
-    return _lasting
-
-
 def ordered(graph: Graph) -> Ordered | None:
     """On the CPU: `graph` in the order that `prepare` found, if that serves anything."""
     known: Work | None = getattr(graph.slots, _SLOT, None)
@@ -313,9 +282,15 @@ def ordered(graph: Graph) -> Ordered | None:
 def is_new(graph: Graph) -> bool:
     """True for a CUDA graph that has no lists, and has not been used more often than a sampled one is."""
     known: Work | None = getattr(graph.slots, _SLOT, None)
-    if _lasting or known is None:
-        return not _lasting
-    return 0 <= known._uses < bounds.SAMPLED_USES and not (known.lists or known.sums)
+    listed = known is not None and (known._refused or bool(known.lists or known.sums))
+    return not listed and choose.is_new(choose.age_of(graph))
+
+
+def note_use(graph: Graph) -> bool:
+    """Count a use of a CUDA graph by a call that asks for no list; True if it should be asked for again."""
+    age = choose.age_of(graph)
+    age.use()
+    return choose.now_and_then(age) and not of(graph)._refused
 
 
 def work_list(graph: Graph, row_bytes: int, sums: bool = False) -> WorkList | Ordered | None:
