@@ -118,10 +118,10 @@ def machine(monkeypatch):
 
     def found(torch=TORCH, dgl=DGL, torch_geometric=PYG, gpus=(), switch=True, dgl_cuda=True):
         answers = {"torch": torch, "dgl": dgl, "torch_geometric": torch_geometric, "dgl_cuda": {"has_cuda": dgl_cuda}}
-        versions = {name: (answer or {}).get("version") for name, answer in answers.items()}
+        numbers = {name: (answer or {}).get("version") for name, answer in answers.items()}
         monkeypatch.setattr(children, "ask", lambda question: answers[question])
         monkeypatch.setattr(children, "switch_is_installed", lambda: switch)
-        monkeypatch.setattr(doctor, "version", versions.get)
+        monkeypatch.setattr(doctor, "version", numbers.get)
         monkeypatch.setattr(doctor.util, "find_spec", lambda name: (answers.get(name) is not None and name) or None)
         monkeypatch.setattr(doctor, "gpus_of_the_machine", lambda: list(gpus))
 
