@@ -45,16 +45,13 @@ def _find(path: str, instead: Any, words: str, since: str = "0") -> Any:
 
 
 def _read(example: Any, path: str, get: Callable, instead: Callable, words: str) -> Callable:
-    """`get`, which reads attributes of instances that no class has; `instead` where `example` lacks one. `path` ends
-    with their names."""
-    owner, _, names = path.rpartition(".")
-    lacking = []
-    for name in names.split():
-        NAMES.add(f"torch.{owner}.{name}")
-        if not hasattr(example, name):
-            lacking.append(name)
-            MISSING[f"torch.{owner}.{name}"] = words
-    return instead if lacking else get
+    """`get`, which reads attributes that instances have and no class; `instead` where `example` lacks one. `path` ends
+    with their names, a blank between two."""
+    NAMES.add(f"torch.{path}")
+    if all(hasattr(example, name) for name in path.rpartition(".")[2].split()):
+        return get
+    MISSING[f"torch.{path}"] = words
+    return instead
 
 
 def _need(path: str) -> Any:
@@ -244,12 +241,18 @@ own_buffers: Callable[[Any], Any] = _read(
 )
 """The buffers of a module itself by name; not to be written to."""
 
-_HOOKED = "all modules are taken for hooked, and layers go the general way"
+_HOOKED = "it looks at each kind of hook"
+
+
+def _has_any_hooks(module: Any) -> bool:
+    return any(hooks for name, hooks in vars(module).items() if "hooks" in name)
+
+
 has_forward_hooks: Callable[[Any], bool] = _read(
     _MODULE,
     "nn.Module()._forward_hooks _forward_pre_hooks",
     lambda module: bool(module._forward_hooks or module._forward_pre_hooks),
-    lambda module: True,
+    _has_any_hooks,
     _HOOKED,
 )
 """True if hooks see the calls of a module."""
@@ -257,7 +260,7 @@ has_backward_hooks: Callable[[Any], bool] = _read(
     _MODULE,
     "nn.Module()._backward_hooks _backward_pre_hooks",
     lambda module: bool(module._backward_hooks or module._backward_pre_hooks),
-    lambda module: True,
+    _has_any_hooks,
     _HOOKED,
 )
 """True if hooks see the derivatives of a module's calls."""
@@ -277,7 +280,7 @@ is_hooked: Callable[[Any], bool] = _read(
     _MODULE,
     "nn.Module()._forward_hooks _forward_pre_hooks _backward_hooks _backward_pre_hooks",
     _is_hooked,
-    lambda module: True,
+    lambda module: _has_any_hooks(module) or "forward" in vars(module),
     _HOOKED,
 )
 """True if somebody sees or changes the calls of this very module."""
