@@ -154,7 +154,7 @@ def test_weighted_layers_together(shape):
     some = {r: torch.rand(e.shape[1], dtype=torch.float64) for i, (r, e) in enumerate(edges.items()) if i != 2}
     want, want_grads = run(plain, x, edges, list(x), True, edge_weight_dict=some)
     moved = {r: weight.to(DEVICE) for r, weight in some.items()}
-    for again in (False, False, False, False, False, False, True):
+    for again in (*[False] * (2 + bounds.NEW_GRAPH_USES), True):
         got, grads = run(model, *there, list(x), again, edge_weight_dict=moved)
     assert any(out.grad_fn.name() == "_LayersBackward" for _, out in got)
     for (_, ours), (_, theirs) in zip(got, want, strict=True):
@@ -177,7 +177,7 @@ def test_models_with_bases(name, few, monkeypatch):
     model = pyg_backend.accelerate(copy.deepcopy(plain).to(DEVICE))
     there = [{key: value.to(DEVICE) for key, value in each.items()} for each in (x, edges)]
     report.reset()
-    for again in (False, False, False, False, False, True):
+    for again in (*[False] * (1 + bounds.NEW_GRAPH_USES), True):
         want, want_grads = run(plain, x, edges, list(x), again)
         got, grads = run(model, *there, list(x), again)
         for (_, ours), (_, theirs) in zip(got, want, strict=True):

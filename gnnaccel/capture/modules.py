@@ -239,7 +239,8 @@ class Captures:
                 x.grad_fn.register_prehook(note)
 
     def _watched(self, module: torch.nn.Module, warm: Warm, args: tuple, kwargs: dict) -> Any:
-        """The last call that warms up. On the present stream, which what accumulates gradients keeps from then on."""
+        """The last call that warms up, by the way that is recorded. It is on the present stream, which what accumulates
+        gradients keeps from then on."""
         try:
             before = self._reach(module, warm, args, kwargs)
         except TooMuch as error:
@@ -255,7 +256,7 @@ class Captures:
         random, places, moving = Recording.host_random(), places_of(before), warm.moving()
         warm.masks = watch = Watch(tensors)
         warm.reach = None
-        with Recording.watching() as seen, watch, speaking() as said:
+        with Recording.watching() as seen, watch, speaking() as said, choose.lasting():
             out = touch.call_plainly(module, args, kwargs)
         changed, elsewhere = before.difference(), moved(before, places)
         wrote = next((name for name, x, version in on_cpu if x._version != version), None)

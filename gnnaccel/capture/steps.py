@@ -221,7 +221,8 @@ class _Step:
         moving = warm.moving()
         given = [(x, x._version) for x in moving if not x.is_inference()]
         warm.masks = Masks([x for _, x in before.tensors])
-        with Recording.warming(), Recording.watching() as seen, modules_set() as warm.switched, warm.masks:
+        by_way = choose.lasting()  # that is recorded
+        with Recording.warming(), Recording.watching() as seen, modules_set() as warm.switched, warm.masks, by_way:
             out = self._step(*args, **kwargs)
         changed = before.difference((vars(module), "training") for module in warm.switched)
         if changed is None and rates != [group["lr"] for group in rated_groups(before.optimizers)]:

@@ -49,7 +49,7 @@ def is_new(age: Age) -> bool:
     """True for a graph that may be of a sampled batch, gone after its step."""
     if _captured or fixed:
         return not _captured and fixed == "new"
-    return age.uses < bounds.NEW_GRAPH_USES
+    return age.uses < max(1, bounds.NEW_GRAPH_USES)  # what was never used is new
 
 
 def lasts(age: Age) -> bool:
