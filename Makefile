@@ -82,16 +82,17 @@ test-emulated: build
 # into a folder of its own, so that every other target still sees an environment without it. Not from pip's cache,
 # which would hand out what was compiled for another torch. The tests need no CUDA half of it, and no speed.
 SPARSE := $(VENV)/sparse
-SPARSE_PACKAGES := torch_scatter==2.1.2 torch_sparse==0.6.18
+SPARSE_INSTALL = PATH="$(abspath $(BIN)):$$PATH" FORCE_ONLY_CPU=1 MAX_JOBS="$${MAX_JOBS:-2}" CXX=$(abspath scripts/quick_cxx) \
+  QUICK_CXX=$(abspath $(VENV))/quick_cxx $(BIN)/pip install -q --no-cache-dir --no-build-isolation --no-deps --target $(SPARSE)
 
+# torch_scatter leaves ninja out, and compiles one file after the other if it is not told otherwise.
 $(VENV)/sparse.done: $(VENV)/torch.done
-	rm -rf $(SPARSE)
-	rm -rf $(VENV)/quick_cxx
-	PATH="$(abspath $(BIN)):$$PATH" FORCE_ONLY_CPU=1 MAX_JOBS="$${MAX_JOBS:-2}" \
-	  CXX=$(abspath scripts/quick_cxx) QUICK_CXX=$(abspath $(VENV))/quick_cxx \
-	  $(BIN)/pip install -q --no-cache-dir --no-build-isolation --no-deps --target $(SPARSE) $(SPARSE_PACKAGES)
+	rm -rf $(SPARSE) $(VENV)/quick_cxx
+	printf '[build_ext]\nparallel = %s\n' "$${MAX_JOBS:-2}" >$(VENV)/parallel.cfg
+	DIST_EXTRA_CONFIG=$(abspath $(VENV))/parallel.cfg $(SPARSE_INSTALL) torch_scatter==2.1.2
+	$(SPARSE_INSTALL) torch_sparse==0.6.18
 	PYTHONPATH=$(abspath $(SPARSE)) $(BIN)/python -c 'import torch_sparse'
-	rm -rf $(VENV)/quick_cxx
+	rm -rf $(VENV)/quick_cxx $(VENV)/parallel.cfg
 	touch $@
 
 test-sparse: build $(VENV)/sparse.done
