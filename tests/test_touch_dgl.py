@@ -183,7 +183,7 @@ KINDS = {
     "dgl.GATConv": "dgl.nn.pytorch:GATConv.forward",
     "dgl.HeteroGraphConv": "dgl.nn.pytorch:HeteroGraphConv.forward",
     "dgl.multi_update_all": "dgl:DGLGraph.multi_update_all",
-    "dgl.message function": "dgl.core:message_passing",
+    "dgl.message function": "dgl.core:invoke_edge_udf",
     "dgl.reduce function": "dgl.core:message_passing",
     "dgl.NeighborSampler": "dgl.dataloading:NeighborSampler.sample_blocks",
 }
