@@ -55,7 +55,6 @@ class Originals(NamedTuple):
 
     invoke_edge_udf: Any
     invoke_udf_reduce: Any
-    message_passing: Any
 
 
 def _obstacle(g) -> str | None:
@@ -180,7 +179,7 @@ def _is_wide(value) -> bool:
 def edge_function(original):
     """core.invoke_edge_udf, as apply_edges calls it: the rows of what the function returns are stored."""
 
-    originals = Originals(original, core.invoke_udf_reduce, core.message_passing)
+    originals = Originals(original, core.invoke_udf_reduce)
 
     def invoke(graph, eid, etype, func, *, orig_eid=None):
         if not is_all(eid):
@@ -201,11 +200,11 @@ def edge_function(original):
 def message_passing(original):
     """core.message_passing, where a function of its is the user's."""
 
-    originals = Originals(core.invoke_edge_udf, core.invoke_udf_reduce, original)
+    originals = Originals(core.invoke_edge_udf, core.invoke_udf_reduce)
 
     def run(g, mfunc, rfunc, afunc):
         if core.is_builtin(mfunc) and core.is_builtin(rfunc):
-            return originals.message_passing(g, mfunc, rfunc, afunc)
+            return original(g, mfunc, rfunc, afunc)
         call = _Call(g, g.canonical_etypes[0], originals)
         if core.is_builtin(rfunc):
             ndata = _by_built_in(call, mfunc, rfunc)

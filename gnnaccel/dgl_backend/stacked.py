@@ -11,7 +11,6 @@ import time
 from typing import Any, NamedTuple
 
 import torch
-from dgl import backend
 from torch import Tensor
 
 from gnnaccel import report
@@ -188,7 +187,10 @@ def _walk(g, calls: list[Call], cross: str, slots: dict, weights: dict) -> Tenso
     out = out.view(stack.num_rows, stack.count, *out.shape[1:])
     if cross == "stack":
         return out
-    return out.squeeze(1) if len(calls) == 1 else getattr(backend, cross)(out, 1)
+    if len(calls) == 1:
+        return out.squeeze(1)
+    out = getattr(out, cross)(1)
+    return out.values if cross in _EMPTY else out
 
 
 def _spmm(graph, x: Tensor, weight: Tensor | None, reduce: str) -> Tensor:

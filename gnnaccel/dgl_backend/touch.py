@@ -24,10 +24,11 @@ MISSING: dict[str, str] = {}
 """Names that this DGL has not -> what is done without."""
 NAMES: set[str] = set()
 """All that were looked for."""
-NEEDED = {
-    f"dgl.heterograph_index:HeteroGraphIndex.{name}": "by it a graph's edges are read"
-    for name in ("number_of_etypes", "num_nodes", "num_edges", "metagraph", "formats", "adjacency_matrix_tensors")
-}
+_EDGES = ("number_of_etypes", "num_nodes", "num_edges", "metagraph", "formats", "adjacency_matrix_tensors")
+NEEDED = dict.fromkeys(
+    ("dgl.heterograph_index:HeteroGraphIndex", *(f"dgl.heterograph_index:HeteroGraphIndex.{name}" for name in _EDGES)),
+    "by it a graph's edges are read",
+)
 """Those of them without which there is nothing to accelerate -> why."""
 RUN = "2.1"
 """The version that gnnaccel is run with."""
