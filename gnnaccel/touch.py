@@ -601,3 +601,27 @@ def without_warning(optimizer: Any) -> None:
     """Spare an optimizer's warning that its capturable steps run uncaptured, as they do before the capture."""
     with contextlib.suppress(AttributeError):
         optimizer._warned_capturable_if_run_uncaptured = True
+
+
+# ---- what ours stand in for
+
+
+class Patches:
+    """Functions of torch and the frameworks that ours stand in for, and their undo."""
+
+    def __init__(self) -> None:
+        self._before: list[tuple[Any, str, Any]] = []
+
+    def __bool__(self) -> bool:
+        return bool(self._before)
+
+    def put(self, owner: Any, name: str, make: Callable[[Any], Any]) -> None:
+        """Put make(what is there) in the place of an attribute of a class or module."""
+        there = getattr(owner, name)
+        self._before.append((owner, name, there))
+        setattr(owner, name, make(there))
+
+    def undo(self) -> None:
+        """Put back what was there, the last first."""
+        while self._before:
+            setattr(*self._before.pop())

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gnnaccel import touch
 from gnnaccel.graph import modes
 from gnnaccel.lower import bounds
 
@@ -332,4 +333,4 @@ def _swapping(original: Callable) -> Callable:
     return swap_tensors
 
 
-torch.utils.swap_tensors = _swapping(torch.utils.swap_tensors)
+touch.Patches().put(torch.utils, "swap_tensors", _swapping)  # for good: what the cache holds outlives uninstall()

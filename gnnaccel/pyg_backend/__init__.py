@@ -26,11 +26,12 @@ from gnnaccel.pyg_backend import touch
 from gnnaccel.pyg_backend.graph import to_graph
 from gnnaccel.pyg_backend.touch import nn as pyg_nn
 from gnnaccel.pyg_backend.update_order import ALLOWED
+from gnnaccel.touch import Patches
 
 __all__ = ["accelerate", "disable", "enable", "to_graph"]
 
 _operators.leave_unread()  # PyG has loaded torch._dynamo
-_originals: dict[str, object] = {}  # methods of MessagePassing that enable() wrapped
+_patches = Patches()  # of MessagePassing
 _PARTS = {
     "samplers": "samplers and loaders",
     "batches": "batches of graphs",
@@ -132,11 +133,10 @@ def enable() -> None:
 
     Layers that exist already are left alone: pass their model to `accelerate`.
     """
-    if _originals:
+    if _patches:
         return
     for name in ("__init__", "__setstate__"):
-        _originals[name] = getattr(MessagePassing, name)
-        setattr(MessagePassing, name, _then_accelerate(_originals[name]))
+        _patches.put(MessagePassing, name, _then_accelerate)
     for part in list(_parts):
         _enable(part)
     _sliced.enable()
@@ -147,9 +147,7 @@ def enable() -> None:
 
 def disable() -> None:
     """Undo `enable` and every `accelerate`: all living layers are PyG's own again."""
-    for name, original in _originals.items():
-        setattr(MessagePassing, name, original)
-    _originals.clear()
+    _patches.undo()
     for part in _parts.values():
         part.disable()
     _sliced.disable()

@@ -33,7 +33,7 @@ from gnnaccel.pyg_backend.touch import (
     set_counts,
     store_of,
 )
-from gnnaccel.touch import new_shared
+from gnnaccel.touch import Patches, new_shared
 
 _KIND = "pyg.Batch"
 # What decides how the data of a class is put together, and may be the user's.
@@ -41,7 +41,7 @@ _DECIDING = ("__cat_dim__", "__inc__", "__getattr__", "__getattribute__", "num_n
 _TRAITS = operator.attrgetter("dtype", "layout", "is_cpu", "is_nested")
 _INDEX_DTYPES = (torch.int64, torch.int32)
 _ON_CPU = torch.device("cpu")
-_originals: list[Callable] = []
+_patches = Patches()
 
 
 @functools.lru_cache(maxsize=256)
@@ -201,12 +201,10 @@ def _collating(original: Callable) -> Callable:
 
 def enable() -> None:
     """Put our collation into PyG's batches; does nothing the second time."""
-    if not _originals:
-        _originals.append(_module.collate)
-        _module.collate = _collating(_module.collate)
+    if not _patches:
+        _patches.put(_module, "collate", _collating)
 
 
 def disable() -> None:
     """Undo `enable`."""
-    if _originals:
-        _module.collate = _originals.pop()
+    _patches.undo()

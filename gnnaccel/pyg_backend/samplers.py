@@ -60,6 +60,7 @@ from gnnaccel.pyg_backend.touch import nn as pyg_nn
 from gnnaccel.pyg_backend.views import View, rebind
 from gnnaccel.sampling import _arrays, ahead
 from gnnaccel.sampling.choice import CHOICE, is_frameworks
+from gnnaccel.touch import Patches
 
 _CPU = torch.device("cpu")
 KIND, _HGT = "pyg.NeighborSampler", "pyg.HGTSampler"
@@ -393,7 +394,7 @@ _METHODS += [
         *([(GraphSAINTSampler, "__getitem__", "torch-sparse is installed, and samples")] if WITH_TORCH_SPARSE else []),
     )
 ]
-_originals: list[tuple[type, str, Callable]] = []
+_patches = Patches()
 # What follows a batch: holder, name, what makes ours of it.
 _FOLLOWING: list[tuple[Any, str, Callable[[Callable], Callable]]] = [
     (BaseData, "to", sampled_batches.moving),
@@ -402,9 +403,9 @@ _FOLLOWING: list[tuple[Any, str, Callable[[Callable], Callable]]] = [
 _followed: list[tuple[Any, str, Callable, Callable]] = []
 
 
-def _choosing(plain: type, original: Callable, ours: Callable, counted: bool) -> Callable:
-    """`ours`, or PyG's `original` where the user chose it."""
-    kind = f"pyg.{plain.__name__}"
+def _choosing(plain: type, make: Callable[[Callable], Callable], counted: bool, original: Callable) -> Callable:
+    """What we make of PyG's `original`, or that where the user chose it."""
+    kind, ours = f"pyg.{plain.__name__}", make(original)
 
     @functools.wraps(original)
     def method(self, *args, **kwargs):
@@ -422,15 +423,13 @@ def _choosing(plain: type, original: Callable, ours: Callable, counted: bool) ->
 
 def enable() -> None:
     """Put our sampling into PyG's samplers; does nothing the second time."""
-    if _originals:
+    if _patches:
         return
     for plain, name, make, counted in _METHODS:
-        original = getattr(plain, name, None)
-        if original is None:
+        if getattr(plain, name, None) is None:
             touch.MISSING.add(f"{plain.__name__}.{name}")
-            continue
-        _originals.append((plain, name, original))
-        setattr(plain, name, _choosing(plain, original, make(original), counted))
+        else:
+            _patches.put(plain, name, functools.partial(_choosing, plain, make, counted))
     for holder, name, make in _FOLLOWING:
         original = getattr(holder, name)
         _followed.append((holder, name, original, make(original)))
@@ -439,9 +438,7 @@ def enable() -> None:
 
 def disable() -> None:
     """Undo `enable`. A loader that only ours could make raises PyG's ImportError from then on."""
-    for plain, name, original in _originals:
-        setattr(plain, name, original)
-    _originals.clear()
+    _patches.undo()
     for holder, name, original, ours in _followed:
         if getattr(holder, name) is ours:  # else somebody has wrapped it since, and it does no harm
             setattr(holder, name, original)

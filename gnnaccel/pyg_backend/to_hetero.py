@@ -28,22 +28,20 @@ from gnnaccel.pyg_backend.edge_type_layers import Refused
 from gnnaccel.pyg_backend.edge_types import Call, Operands
 
 KIND = "pyg.to_hetero"
-_originals: list[Callable] = []
+_patches = touch.Patches()
 _PARENTS = (torch.nn.ModuleDict, torch.nn.Module)  # the latter in copies of a GraphModule
 
 
 def enable() -> None:
     """Have models of to_hetero() that are made or copied from now on call their layers together; does nothing the
     second time."""
-    if not _originals:
-        _originals.append(fx.GraphModule.recompile)
-        fx.GraphModule.recompile = _then_install(_originals[0])  # type: ignore[method-assign]
+    if not _patches:
+        _patches.put(fx.GraphModule, "recompile", _then_install)
 
 
 def disable() -> None:
     """Undo `enable`: models that live go back to their own forward() at their next call."""
-    if _originals:
-        fx.GraphModule.recompile = _originals.pop()  # type: ignore[method-assign]
+    _patches.undo()
 
 
 def _then_install(original: Callable) -> Callable:
@@ -73,7 +71,7 @@ def install(module: fx.GraphModule) -> None:
 def _forward(plain: Callable, together: Callable) -> Callable:
     @functools.wraps(plain)
     def forward(self, *args, **kwargs):
-        if not _originals or torch.compiler.is_compiling() or touch.tracing() or _are_traced(args, kwargs):
+        if not _patches or torch.compiler.is_compiling() or touch.tracing() or _are_traced(args, kwargs):
             return plain(self, *args, **kwargs)
         return together(self, *args, **kwargs)
 

@@ -18,11 +18,12 @@ from gnnaccel.ops.typed_matmul import typed_matmul
 from gnnaccel.pyg_backend import short
 from gnnaccel.pyg_backend.propagate import obstacle
 from gnnaccel.pyg_backend.touch import nn as pyg_nn
+from gnnaccel.touch import Patches
 
 KIND = "pyg.HeteroLinear"
 _DTYPES = (torch.float32, torch.float64)
 _TYPES = (torch.int64, torch.int32)
-_originals: dict[str, Callable] = {}
+_patches = Patches()
 _chosen: weakref.WeakSet[Any] = weakref.WeakSet()  # layers of models that were handed to accelerate()
 _every = False  # whether all are ours
 
@@ -31,9 +32,8 @@ def enable(every: bool = True) -> None:
     """Let HeteroLinear run on our op: every one, or those that `choose` was given."""
     global _every
     _every = _every or every
-    if not _originals:
-        _originals["forward"] = pyg_nn.HeteroLinear.forward
-        pyg_nn.HeteroLinear.forward = _forward(pyg_nn.HeteroLinear.forward)
+    if not _patches:
+        _patches.put(pyg_nn.HeteroLinear, "forward", _forward)
 
 
 def choose(layer: Any) -> None:
@@ -47,8 +47,7 @@ def disable() -> None:
     global _every
     _every = False
     _chosen.clear()
-    if _originals:
-        pyg_nn.HeteroLinear.forward = _originals.pop("forward")
+    _patches.undo()
 
 
 # What forward() of PyG 2.8 calls.
