@@ -309,6 +309,11 @@ def call_plainly(module: torch.nn.Module, args: tuple, kwargs: dict) -> Any:
     return module.forward(*args, **kwargs) if CALLS is None else module._call_impl(*args, **kwargs)
 
 
+def is_compiled(module: Any) -> bool:
+    """True for what torch.compile() makes of a module."""
+    return hasattr(module, "_orig_mod")
+
+
 def is_replica(module: torch.nn.Module) -> bool:
     """True for what torch.nn.DataParallel makes of a module on another device."""
     return getattr(module, "_is_replica", False)

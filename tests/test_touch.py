@@ -1,6 +1,7 @@
 """Private names of torch and names of PyG, taken away one by one: scripts that run without gnnaccel run with it."""
 
 import json
+import os
 import subprocess
 import sys
 
@@ -189,7 +190,8 @@ LAYERS = {"pyg.GCNConv", "pyg.GATConv", "pyg.SAGEConv"}
 
 def outcomes(paths):
     command = [sys.executable, "-c", PROGRAM, json.dumps(paths)]
-    run = subprocess.run(command, capture_output=True, text=True, timeout=900)
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}  # else autograd's threads are there, which fork refuses
+    run = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=900)
     assert run.returncode == 0, run.stderr
     return dict(map(json.loads, run.stdout.splitlines()))
 

@@ -51,6 +51,20 @@ def storage(tensor: Tensor) -> int:
     return tensor.untyped_storage().data_ptr() if plain else 0
 
 
+def overlap(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors, each from its first element to its last, share memory."""
+    if not one.numel() or not other.numel():
+        return False
+    (begin, end), (other_begin, other_end) = _extent(one), _extent(other)
+    return begin < other_end and other_begin < end
+
+
+def _extent(tensor: Tensor) -> tuple[int, int]:
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    begin = tensor.data_ptr()
+    return begin, begin + (last + 1) * tensor.element_size()
+
+
 def stand_in(tensor: Tensor) -> Tensor:
     """A tensor that arguments of this kind are copied into."""
     if type(tensor) is not Tensor:

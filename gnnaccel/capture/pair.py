@@ -20,6 +20,7 @@ from gnnaccel.capture.guard import Guard, Unfit, Warm
 from gnnaccel.capture.leaves import (
     aliases_of,
     counts,
+    overlap,
     saving,
     sources_of,
     stand_in,
@@ -154,9 +155,8 @@ class Pair:
                 if type(leaf) is not Tensor or leaf.layout is not torch.strided or not Recording.takes(leaf):
                     raise Unfit(f"it returns a {type(leaf).__name__} of {leaf.layout} on {leaf.device}")
                 if id(leaf) not in known:
-                    if storage(leaf) in outer:
+                    if storage(leaf) in outer or any(overlap(leaf, other) for other in self._unique):
                         raise Unfit("it returns what shares memory with another result, an argument or a parameter")
-                    outer |= {storage(leaf)} - {0}
                     known[id(leaf)] = len(self._unique)
                     self._unique.append(leaf)
                 self._places.append(("tensor", known[id(leaf)]))

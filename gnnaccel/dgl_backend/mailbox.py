@@ -85,7 +85,7 @@ class _Values(Tensor):
     @staticmethod
     def __new__(cls, box: _Box, held: Tensor, mail: bool):
         shape = (box.nodes.graph.nnz, *((1,) if mail else ()), *held.shape[1:])
-        self = Tensor._make_wrapper_subclass(cls, shape, dtype=held.dtype, device=held.device)
+        self = touch.make_wrapper(cls, shape, dtype=held.dtype, device=held.device)
         self.box, self.held, self.is_mail = box, held, mail
         return self
 

@@ -12,10 +12,9 @@ from typing import Any
 
 import torch
 
+from gnnaccel import touch
 from gnnaccel.dgl_backend.touch import DEGREE_SCALES
 from gnnaccel.lazy.trust import DATA, Walk
-
-_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
 class _Walk(Walk):
@@ -41,14 +40,14 @@ class _Walk(Walk):
 
     def _of_module(self, name: str, value: torch.nn.Module) -> list[tuple[str, Any]] | str:
         kind = type(value).__name__
-        if any(map(vars(value).get, _HOOKS)) or "forward" in vars(value):
+        if touch.is_hooked(value):
             return f"{kind} has hooks, or a forward() of its own"
-        if isinstance(value, torch.jit.ScriptModule) or hasattr(value, "_orig_mod"):
+        if isinstance(value, torch.jit.ScriptModule) or touch.is_compiled(value):
             return f"{kind} is compiled"
         if type(value).__module__.startswith("torch.nn."):
             if getattr(value, "inplace", False):
                 return f"{kind} writes in place"
-            return [(name, part) for part in value._modules.values() if part is not None]
+            return [(name, part) for part in value.children()]
         self.owners.append(value)
         # What a closure calls self is read from, not called: its forward() is what calls this function.
         return [] if name == "self" else [(name, type(value).forward)]

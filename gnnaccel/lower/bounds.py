@@ -121,7 +121,7 @@ SMALL_GRAPH = bound(
     {"cpu": 1 << 14, "cuda": 1 << 20}, "edges", "CPU, CUDA", REASONED, "up to this a graph may be one that is used once"
 )
 # A sampled block passes through a few layers, forward and backward, and is gone.
-NEW_GRAPH_USES = bound(12, "uses", "any", REASONED, "before so many a graph may be a sampled one, gone after its step")
+NEW_GRAPH_USES = bound(8, "uses", "any", REASONED, "before so many a graph may be a sampled one, gone after its step")
 # Two cores; 16 lose on graphs whose edges lie in order.
 SOURCES_MATTER = bound(
     32, "features for one of an edge", "CPU", MEASURED, "from this on rows are ordered by their sources"
@@ -374,7 +374,7 @@ KERNEL_FILES = bound(2000, "files", "any", REASONED, "the most on disk, some 50 
 
 # A CUDA graph earns its work lists by this many: a sampled block passes through a few layers, or a few dozen, and is
 # gone.
-LASTING_USES = bound(50, "uses", "CUDA", REASONED, "after so many a graph gets lists of work")
+LASTING_USES = bound(50, "uses", "CUDA", REASONED, "from so many on a graph gets lists of work")
 PIECE_LEAST = bound(32, "edges", "H200", "advisor_h200.csv", "the shortest pieces of rows, whatever rows have")
 PIECE_LEAST_USUAL = bound(64, "edges", "H200", "advisor_h200.csv", "the shortest where most rows have as many")
 PIECE_MOST = bound(256, "edges", "H200", "advisor_h200.csv", "the longest pieces of rows, whatever rows have")

@@ -56,7 +56,7 @@ def lasts(age: Age) -> bool:
     """True for a graph that has proved to last, or is to be captured."""
     if _captured or fixed:
         return _captured or fixed == "lasting"
-    return age.uses > bounds.LASTING_USES
+    return age.uses >= bounds.LASTING_USES
 
 
 def now_and_then(age: Age) -> bool:
