@@ -100,7 +100,7 @@ test-sparse: build $(VENV)/sparse.done
 
 # Every layer with older versions of PyG, each in a folder of its own.
 PYGS ?= 2.5.3 2.6.1 2.7.0
-PYG_TESTS := tests/test_pyg_matrix.py tests/test_touch.py -k "float32 or second or names"
+PYG_TESTS := tests/test_pyg_matrix.py tests/test_touch.py -k "float32 or second or names_of_pyg"
 
 $(VENV)/pyg-%/done: $(VENV)/torch.done
 	rm -rf $(VENV)/pyg-$*

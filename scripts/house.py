@@ -193,12 +193,12 @@ def private_names(framework: str) -> Callable[[list[File]], Iterator[PLACES]]:
 
 
 def counters(files: list[File]) -> Iterator[PLACES]:
-    """Attributes and entries of tables that are counted up in one place and compared in another of the same folder."""
+    """Attributes and entries of tables that are counted up, and compared with a number of bounds.py, in one folder."""
     compared: dict[str, set[str]] = {}
     for file in files:
         names = compared.setdefault(file.name.rsplit("/", 1)[0], set())
         for node in file.nodes:
-            if isinstance(node, ast.Compare):
+            if isinstance(node, ast.Compare) and any(dotted(part).startswith("bounds.") for part in ast.walk(node)):
                 names |= {counted(part) for part in ast.walk(node)}
     for file in files:
         read = compared[file.name.rsplit("/", 1)[0]] - {""}

@@ -192,7 +192,7 @@ def test_where_a_rank_runs(monkeypatch, given, rank, local, gpus, expected):
 def test_nccls_group_has_a_stream_before_others(monkeypatch):
     """Or sums that fill the GPU hold back the rows that they were to hide."""
     given = {}
-    nccl = SimpleNamespace(Options=lambda **made: SimpleNamespace(**made))
+    nccl = SimpleNamespace(Options=lambda **made: SimpleNamespace(_timeout=None, **made))
     for name, value in (("RANK", "1"), ("WORLD_SIZE", "2"), ("MASTER_ADDR", "localhost"), ("MASTER_PORT", "1")):
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(joining, "_place", lambda _device: (torch.device("cuda", 1), "nccl"))

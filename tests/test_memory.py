@@ -14,6 +14,7 @@ from torch.profiler import ProfilerActivity, profile
 from gnnaccel import dgl_backend, pyg_backend, report
 from gnnaccel.graph.cache import derived
 from gnnaccel.graph.csr import Graph
+from gnnaccel.lower import bounds
 
 dgl_backend.shim()
 dgl = pytest.importorskip("dgl")
@@ -253,6 +254,7 @@ def test_hundreds_of_living_graphs_are_prepared_once(monkeypatch):
     x = torch.randn(10, 4, requires_grad=True)
     graphs = [torch.randint(10, (2, 20)) for _ in range(500)]
     outs = []
+    monkeypatch.setattr(bounds, "NEW_GRAPH_USES", 3)
     # With a loop at each node, for GCN and GAT, and the edges as they are: two graphs, and their transposed, of which a
     # sum needs none the first times.
     for count in (3, 3, 3, 4, 4):
