@@ -68,7 +68,7 @@ def framework(name: str) -> dict:
         touch = importlib.import_module(f"{switch.BACKENDS[name]}.touch")
         missing = touch.MISSING if isinstance(touch.MISSING, dict) else dict.fromkeys(sorted(touch.MISSING), _OWN)
         # What `doctor` says in places of their own.
-        apart = [*missing, *importlib.import_module("gnnaccel.touch").MISSING, touch.untried() or "never tried"]
+        apart = [*missing, *importlib.import_module("gnnaccel.touch").MISSING, "was never tried"]
         messages = [one for one in messages if not any(words in one for words in apart)]
         answer["missing"] = missing
     return answer | {"messages": messages}

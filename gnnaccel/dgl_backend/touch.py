@@ -30,8 +30,6 @@ NEEDED = dict.fromkeys(
     "by it a graph's edges are read",
 )
 """Those of them without which there is nothing to accelerate -> why."""
-RUN = "2.1"
-"""The version that gnnaccel is run with."""
 
 
 def _place(path: str) -> tuple[Any, str]:
@@ -592,15 +590,6 @@ def _say() -> None:
     for path, words in MISSING.items():
         MISSING[path] = words or _without(path)
         log.warning("gnnaccel: DGL %s has no %s: %s", dgl.__version__, path, MISSING[path])
-    if (said := untried()) is not None:
-        log.warning("gnnaccel: %s", said)
-
-
-def untried() -> str | None:
-    """Words for a version of DGL that gnnaccel was never run with; None for one that it was."""
-    if dgl.__version__.split(".")[:2] == RUN.split("."):
-        return None
-    return f"DGL {dgl.__version__} was never tried: gnnaccel is run with {RUN}"
 
 
 def guard_sampling() -> None:
