@@ -164,7 +164,7 @@ def note(kind: str, reason: str, level: int = logging.INFO) -> None:
 
 
 def age(word: str) -> None:
-    """Count, where calls are timed, one on a graph that is "new", "used" or "lasting"."""
+    """Count, where calls are timed, a use of a graph that is "new", "used" or "lasting"."""
     _ages[word] = _ages.get(word, 0) + 1
 
 
@@ -199,7 +199,7 @@ def share() -> float:
 
 def to_dict() -> dict:
     """The counters as plain data: {"version", "share", "sites": {kind: {accelerated, left, time_ms, backward_ms,
-    reasons}}, "messages": {program in words: runs}, "graphs": {"new", "used", "lasting": calls on such}}."""
+    reasons}}, "messages": {program in words: runs}, "graphs": {"new", "used", "lasting": uses that were counted}}."""
     from gnnaccel import __version__
 
     return {
@@ -242,5 +242,5 @@ def table() -> str:
         programs = ["messages that ran as one kernel (docs/messages.md)", *programs, rule]
     ages = [f"{count} on {word} ones" for word, count in sorted(_ages.items())]
     if ages:
-        programs = [*programs, "calls by how often their graph was used (GNNACCEL_AGE): " + ", ".join(ages), rule]
+        programs = [*programs, "uses of graphs that were counted (GNNACCEL_AGE): " + ", ".join(ages), rule]
     return "\n".join((title, rule, lines[0], rule, *lines[1:], rule, *programs))

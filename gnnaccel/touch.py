@@ -7,6 +7,7 @@ slower or more careful: `MISSING` says which. One without which nothing can be r
 from __future__ import annotations
 
 import contextlib
+import importlib
 import os
 from collections.abc import Callable, Iterator
 from datetime import timedelta
@@ -558,7 +559,7 @@ def comptime() -> Any:
     """Runs a function while torch.compile reads its call, and gives it what `backend_of` takes; None where that is not
     there. Loads torch._dynamo."""
     with contextlib.suppress(ImportError):
-        pass
+        importlib.import_module("torch._dynamo.comptime")
     words = "of layers in torch.compile PyG's own code is compiled"
     context = "_dynamo.comptime.ComptimeContext._i_will_not_complain_if_bc_breaks_InstructionTranslator"
     found = [_find(path, None, words) for path in ("_dynamo.comptime.comptime", context)]

@@ -18,20 +18,43 @@ def aged(uses):
 
 @pytest.mark.parametrize("fixed", ["", "new", "lasting"])
 @pytest.mark.parametrize("captured", [False, True])
-@pytest.mark.parametrize("uses", [0, 1, 11, 12, 13, 49, 50, 51, 99, 100, 101])
-def test_age(monkeypatch, uses, captured, fixed):
+def test_age(monkeypatch, captured, fixed):
     monkeypatch.setattr(choose, "fixed", fixed)
     monkeypatch.setattr(bounds, "NEW_GRAPH_USES", 12)
     monkeypatch.setattr(bounds, "LASTING_USES", 50)
     monkeypatch.setattr(choose, "_captured", captured)
-    age = aged(uses)
-    if captured:
-        expected = (False, True, True)
-    else:
-        again = uses in (0, 50, 100) and fixed != "new"
-        by_age = {"new": (True, False), "lasting": (False, True), "": (uses < 12, uses >= 50)}
-        expected = (*by_age[fixed], again)
-    assert (choose.is_new(age), choose.lasts(age), choose.now_and_then(age)) == expected
+    for uses in (0, 1, 11, 12, 13, 49, 50, 51, 99, 100, 101):
+        age = aged(uses)
+        if captured:
+            expected = False, True
+        else:
+            expected = {"new": (True, False), "lasting": (False, True), "": (uses < 12, uses >= 50)}[fixed]
+        assert (choose.is_new(age), choose.lasts(age)) == expected, uses
+
+
+@pytest.mark.parametrize("step", [1, 2, 3, 50])
+@pytest.mark.parametrize("start", [1, 20, 49])
+def test_what_is_earned_is_asked_for_in_the_end(start, step):
+    """Whoever else uses the graph meanwhile; and after it was refused now and then, not at each call."""
+    age, since, asked = aged(start), start, []
+    for call in range(400):
+        for _ in range(step - 1):
+            age.use()
+        age.use()
+        if choose.earns(age, since):
+            asked.append(call)
+            since = age.uses
+    first = -(-(bounds.LASTING_USES - start) // step) - 1
+    assert asked[0] == first and asked[1] - first == -(-bounds.LASTING_USES // step)
+
+
+def test_what_is_earned_where_ages_are_fixed(monkeypatch):
+    monkeypatch.setattr(choose, "fixed", "new")
+    assert not choose.earns(aged(200), 3)
+    monkeypatch.setattr(choose, "fixed", "lasting")
+    assert choose.earns(aged(60), 3) and not choose.earns(aged(40), 3)
+    monkeypatch.setattr(choose, "_captured", True)
+    assert choose.earns(aged(1), 1)
 
 
 def before(kind, edges, width, nodes, first, compiled, side):

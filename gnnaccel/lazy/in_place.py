@@ -136,6 +136,8 @@ def _loaded(code: types.CodeType) -> tuple[tuple[str, int | None], ...]:
                 if step.kind == "attribute":
                     name = Attribute(name)
                     before = steps[place - 1]
-                    name.of_self = bool(place) and before.kind in VARIABLES and before.value == "self"
+                    # What super() gives is another's, though self is read before it (3.12).
+                    from_self = before.kind in VARIABLES and before.value == "self"
+                    name.of_self = bool(place) and from_self and step.effect >= 0
                 found.append((name, arguments(steps, place)))
     return tuple(found)

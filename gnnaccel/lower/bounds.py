@@ -1,7 +1,7 @@
 """Every number that decides which way a call, a graph or a model goes, with its unit and where it came from.
 
-Each is a plain value, read as `bounds.NAME` where it is used, so that a test sets it in one place. Values by device are
-dicts. `rows()` lists them; docs/bounds.md is written from it.
+Each is a plain value, read as `bounds.NAME` where it is used, so that a test sets it in one place; a few are
+read once, as defaults. Values by device are dicts. `rows()` lists them; docs/bounds.md is written from it.
 """
 
 from __future__ import annotations

@@ -59,10 +59,13 @@ def lasts(age: Age) -> bool:
     return age.uses >= bounds.LASTING_USES
 
 
-def now_and_then(age: Age) -> bool:
-    """True for one call in so many, from where a graph lasts: what it refused then, as in a capture, it is asked
-    again."""
-    return _captured or (fixed != "new" and age.uses % bounds.LASTING_USES == 0)
+def earns(age: Age, since: int) -> bool:
+    """True where what was not made for a graph when it had been used `since` times should be asked for again: once the
+    graph lasts, and now and then after that, as it may have been refused; at once for a capture."""
+    if _captured:
+        return True
+    lately = since >= bounds.LASTING_USES or bool(fixed)
+    return lasts(age) and (not lately or age.uses - since >= bounds.LASTING_USES)
 
 
 @contextlib.contextmanager
@@ -94,13 +97,15 @@ def are_few(
     side : then, the longest side of the layer's weights, which may make features wider before they are gathered.
     compiled : in a program that torch.compile makes, where Inductor writes them.
     """
-    if _captured or (device == "cuda" and torch.are_deterministic_algorithms_enabled()):
+    if device == "cuda" and torch.are_deterministic_algorithms_enabled():
         return False
     numbers = edges * width
+    if compiled:  # read by Dynamo, which would compile anew for a capture
+        return numbers <= bounds.FEW_COMPILED
+    if _captured:
+        return False
     if first:
         most = bounds.FEW_AT_FIRST.get(device, 0)
         return numbers <= most and edges * side <= bounds.WIDENED_AT_FIRST * most
-    if compiled:
-        return numbers <= bounds.FEW_COMPILED
     most = bounds.FEW_MESSAGES.get(device, 0)
     return numbers <= (2 * most if device == "cpu" and edges <= bounds.SHORT_ROWS * nodes else most)

@@ -172,7 +172,7 @@ class Ready:
     Holds no Graph, which keeps it. `both`: whether a backward will be needed.
     """
 
-    __slots__ = ("_both", "_epochs", "_form", "_unlisted", "arrays", "backward", "forward", "scales")
+    __slots__ = ("_asked", "_asked_back", "_both", "_epochs", "_form", "arrays", "backward", "forward", "scales")
 
     def __init__(
         self,
@@ -191,7 +191,9 @@ class Ready:
         )
         self.forward = Kernel(arrays, x, form.message, form.reduce, epilogue)
         self.backward: Kernel | None = None
-        self._unlisted = x.is_cuda and arrays.order is None
+        # Uses of the graph, and of the transposed one, at which there was no list; None: one is there, or not wanted.
+        self._asked = choose.age_of(graph).uses if x.is_cuda and arrays.order is None else None
+        self._asked_back: int | None = None
         self._epochs = schedule.epochs(graph)
 
     def is_of(self, source_scale: Tensor | None, row_scale: Tensor | None) -> bool:
@@ -201,12 +203,10 @@ class Ready:
 
     def stale(self, graph: Graph) -> bool:
         """True once `graph` may have other lists than it had, or has earned some."""
-        if self._unlisted:
-            earned = schedule.note_use(graph)
-            if self.backward is not None:
-                earned |= schedule.note_use(graph.transposed)
-            if earned:
-                return True
+        if self._asked is not None and schedule.note_use(graph, self._asked):
+            return True
+        if self._asked_back is not None and schedule.note_use(graph.transposed, self._asked_back):
+            return True
         return self._epochs != schedule.epochs(graph)
 
     def add_backward(self, graph: Graph, x: Tensor) -> bool:
@@ -217,7 +217,8 @@ class Ready:
         arrays = self.arrays
         transposed = arrays.transposed()
         # The lists of the graph may have been earned by calls without a gradient: those of the transpose are its own.
-        self._unlisted |= x.is_cuda and transposed.order is None
+        if x.is_cuda and transposed.order is None:
+            self._asked_back = choose.age_of(graph.transposed).uses
         source_scale, row_scale = self.scales
         epilogue: tuple = ()
         if self._form.name == "scaled":

@@ -6,6 +6,7 @@ matrices transposed: rows of ``adj_t`` are destinations. Both become a Graph who
 
 from __future__ import annotations
 
+import functools
 from typing import NamedTuple
 
 import torch
@@ -33,12 +34,21 @@ def owners_of(edges) -> tuple[Tensor, ...]:
     if type(edges) is Tensor:
         return (edges,)
     if isinstance(edges, EdgeIndex):
+        if not _holds_tensor():
+            return (edges,)
         return edges, edges.as_tensor()  # writes bump the counter of one or the other, depending on how they are made
     if isinstance(edges, SparseTensor):
         storage = edges.storage
         # Matrices of one structure (set_value) share these tensors; the row indices are made when first needed.
         return storage.col(), storage._row if storage.has_row() else storage.rowptr()
     return (edges,)
+
+
+@functools.cache
+def _holds_tensor() -> bool:
+    """False for PyG 2.5, whose EdgeIndex makes a tensor of its own memory at each call."""
+    one = EdgeIndex(torch.zeros(2, 1, dtype=torch.int64))
+    return one.as_tensor() is one.as_tensor()
 
 
 def from_edge_index(edge_index: Tensor, num_src: int, num_dst: int, flow: str = "source_to_target") -> Graph:

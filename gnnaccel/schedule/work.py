@@ -286,11 +286,11 @@ def is_new(graph: Graph) -> bool:
     return not listed and choose.is_new(choose.age_of(graph))
 
 
-def note_use(graph: Graph) -> bool:
-    """Count a use of a CUDA graph by a call that asks for no list; True if it should be asked for again."""
+def note_use(graph: Graph, since: int) -> bool:
+    """Count a use of a CUDA graph by a call that last asked for a list at use `since`; True if it should again."""
     age = choose.age_of(graph)
     age.use()
-    return choose.now_and_then(age) and not of(graph)._refused
+    return choose.earns(age, since) and not of(graph)._refused
 
 
 def work_list(graph: Graph, row_bytes: int, sums: bool = False) -> WorkList | Ordered | None:
