@@ -82,6 +82,8 @@ def taken(path):
     try:
         for part in parts[k:]:
             owner = getattr(owner, part)
+        if not hasattr(owner, name):  # this version has it not
+            return lambda: None
         kept = getattr(owner, name)
         delattr(owner, name)
         if not hasattr(owner, name):  # some are made when they are asked for
