@@ -72,6 +72,7 @@ test: build
 
 # Full products of the lists that tests are parametrised with, as before a release (tests/pairwise.py).
 test-all: export PYTEST_ADDOPTS := --all
+test-all: NO_SPARSE =
 test-all: test test-sparse test-pyg test-emulated
 
 # The CUDA kernels without a GPU: compiled for the CPU, run thread by thread under sanitizers.
@@ -82,6 +83,8 @@ test-emulated: build
 # into a folder of its own, so that every other target still sees an environment without it. Not from pip's cache,
 # which would hand out what was compiled for another torch. The tests need no CUDA half of it, and no speed.
 SPARSE := $(VENV)/sparse
+# Files that take long, and name no matrix of torch_sparse's; `make test-all` runs them too.
+NO_SPARSE = tests/test_pyg_compile.py tests/test_pyg_compiled.py
 SPARSE_INSTALL = PATH="$(abspath $(BIN)):$$PATH" FORCE_ONLY_CPU=1 MAX_JOBS="$${MAX_JOBS:-2}" CXX=$(abspath scripts/quick_cxx) \
   QUICK_CXX=$(abspath $(VENV))/quick_cxx $(BIN)/pip install -q --no-cache-dir --no-build-isolation --no-deps --target $(SPARSE)
 
@@ -96,7 +99,8 @@ $(VENV)/sparse.done: $(VENV)/torch.done
 	touch $@
 
 test-sparse: build $(VENV)/sparse.done
-	PYTHONPATH=$(abspath $(SPARSE)) OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -rs $(PARALLEL) tests/test_pyg*.py tests/test_examples.py -k pyg
+	PYTHONPATH=$(abspath $(SPARSE)) OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -rs $(PARALLEL) \
+	  $(filter-out $(NO_SPARSE),$(wildcard tests/test_pyg*.py)) tests/test_examples.py -k pyg
 
 # Every layer with older versions of PyG, each in a folder of its own.
 PYGS ?= 2.5.3 2.6.1 2.7.0
