@@ -82,7 +82,7 @@ def taken(path):
     try:
         for part in parts[k:]:
             owner = getattr(owner, part)
-        if not hasattr(owner, name):  # this version has it not
+        if not any(hasattr(owner, each) for each in name.split()):  # this version has it not
             return lambda: None
         kept = getattr(owner, name)
         delattr(owner, name)
