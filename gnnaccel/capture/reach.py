@@ -395,12 +395,12 @@ def _globals(code: types.CodeType) -> tuple[tuple[str, bool], ...]:
 @functools.lru_cache(maxsize=512)
 def _attributes(code: types.CodeType) -> frozenset[str]:
     """All names in `code` and the functions in it: of globals, attributes and methods."""
-    parts = list(parts_of(code))
-    words = chain.from_iterable(
-        chain(part.co_consts, *(c for c in part.co_consts if isinstance(c, tuple))) for part in parts
-    )
-    named = {each for each in words if isinstance(each, str) and each.isidentifier()}  # by hasattr, match
-    return frozenset(named).union(*(part.co_names for part in parts))
+    found: set[str] = set()
+    for part in parts_of(code):
+        words = chain(part.co_consts, *(each for each in part.co_consts if isinstance(each, tuple)))
+        found.update(part.co_names)
+        found.update(each for each in words if isinstance(each, str) and each.isidentifier())  # by hasattr, match
+    return frozenset(found)
 
 
 def _of_user(base: type) -> bool:
