@@ -23,7 +23,7 @@ from gnnaccel import ops
 from gnnaccel.graph.csr import Graph
 from gnnaccel.ops import messages as m
 from gnnaccel.ops import reference
-from gnnaccel.ops.messages.program import program_of
+from gnnaccel.program.program import program_of
 
 GRAPHS = ("arxiv-like", "amazon0505-like:sorted", "artist-like", "proteins-like")
 SHAPES = ("64", "41", "128")

@@ -180,12 +180,16 @@ __device__ __forceinline__ void merge_rows(const Rows<I>& rows, int64_t width, i
     }
     return state;
   };
-  if (few) {
+  // Looked for once by each warp, not by all warps for each row of the block.
+  __shared__ Pieces<I> found[warps];
+  if (warp < rows_of_block) {
     const Pieces<I> own = pieces_of(rows, first + warp);
-    if (active && own.count && own.count <= few) job.write(own, d, read(own, 0, 1));
+    if (few && active && own.count && own.count <= few) job.write(own, d, read(own, 0, 1));
+    if (lane == 0) found[warp] = own;
   }
-  for (int64_t i = first; i < first + rows_of_block && i < rows.num_splits; ++i) {
-    const Pieces<I> pieces = pieces_of(rows, i);
+  __syncthreads();
+  for (int row = 0; row < rows_of_block && first + row < rows.num_splits; ++row) {
+    const Pieces<I> pieces = found[row];
     if (pieces.count <= few) continue;
     const State mine = read(pieces, warp, warps);
     __syncthreads();  // the row before has been read

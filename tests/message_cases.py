@@ -7,7 +7,7 @@ from gnnaccel import ops
 from gnnaccel.graph.csr import Graph
 from gnnaccel.ops import messages as m
 from gnnaccel.ops import reference
-from gnnaccel.ops.messages.program import program_of
+from gnnaccel.program.program import program_of
 
 q, k, x, w = m.u("q"), m.v("k"), m.u("x"), m.e("w")
 REDUCES = ("sum", "mean", "max", "min", "none")
@@ -107,6 +107,19 @@ USUAL = {
     "destination alone": m.tanh(k),
     "sums of features": m.sum(q + k, -1, True),  # whose gradient is the same for each of them
     "copied": x,
+}
+
+# Softmaxes over the edges of a destination.
+SOFTMAXES = {
+    "attention with edges": (x + w) * m.softmax(m.dot(k, q + w, keepdim=True) * 0.5),
+    "scores of both ends": x * m.softmax(m.leaky_relu(m.u("a:h") + m.v("b:h") + m.e("w:h"), 0.2)),
+    "each feature": m.softmax(m.tanh(q + k)) * x,
+    "some weights kept": x * (m.softmax(m.u("a:h") * 3.0) * m.e("kept:h")),
+    "a factor of all": m.softmax(q * m.c("scale")) * (x - k),
+    "two": m.softmax(q) * x + m.softmax(q * 2.0) * w,
+    "the weights": m.softmax(m.u("a:h") + m.v("b:h")),
+    "one in another": m.softmax(q * m.softmax(k + q)) * x,
+    "its square": m.square(m.softmax(q + k)) * x,
 }
 
 

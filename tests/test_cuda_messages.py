@@ -7,6 +7,7 @@ import torch
 from cuda_cases import DEVICE, EMULATED, build
 from message_cases import (
     REDUCES,
+    SOFTMAXES,
     USUAL,
     compare,
     compare_sums,
@@ -27,9 +28,9 @@ from gnnaccel.graph.csr import Graph
 from gnnaccel.ops import messages as m
 from gnnaccel.ops.joined_sums import FILM, GATED, GATED_SKIP, GINE, LE, gen, joined_sum
 from gnnaccel.ops.messages import generated, nvrtc
-from gnnaccel.ops.messages.program import FUNCTIONS, program_of
 from gnnaccel.ops.messages.source import source_of
 from gnnaccel.ops.messages.values import Form
+from gnnaccel.program.program import FUNCTIONS, program_of
 
 SHAPES = ((3,), (1,), (64,), (2, 16), (4, 7), (8, 1), (41,), (200,), (2, 300))
 SEEDS = 60
@@ -53,6 +54,48 @@ def test_usual_messages(name, reduce):
             graph = graph_of(30, 20, 400, dtype=index, device=DEVICE)
             operands = operands_of(graph, USUAL[name], features)
             compare(graph, USUAL[name], operands, reduce, second=reduce != "mean" and not EMULATED)
+
+
+@pytest.mark.parametrize("reduce", ["sum", "mean", "none"])
+@pytest.mark.parametrize("name", SOFTMAXES)
+def test_softmax_over_edges(name, reduce):
+    for features in ((7,), (4, 16), (16, 64), (2, 24))[: 1 + (reduce == "sum") if EMULATED else None]:
+        graph = graph_of(30, 20, 400, device=DEVICE)
+        operands = operands_of(graph, SOFTMAXES[name], features, scale=0.5)
+        compare(graph, SOFTMAXES[name], operands, reduce, second=reduce == "sum" and not EMULATED)
+
+
+@pytest.mark.parametrize("listed", [False, True])
+@pytest.mark.parametrize("name", ["attention with edges", "each feature"])
+def test_softmax_over_hubs(name, listed):
+    graph = build(DEGREES, 60, torch.int64)
+    if listed:
+        gnnaccel.prepare(graph)
+    for features in ((3,), (2, 32))[: 1 if EMULATED else 2]:
+        compare(graph, SOFTMAXES[name], operands_of(graph, SOFTMAXES[name], features), "sum")
+
+
+@pytest.mark.skipif(bool(EMULATED), reason="tensors of the CPU, of which float16 is none")
+@pytest.mark.parametrize(
+    "dtype, bound", [(torch.float32, 1e-5), (torch.bfloat16, 4e-2), (torch.float16, 5e-3)], ids=str
+)
+@pytest.mark.parametrize("features", [(4, 16), (16, 64), (8, 128), (3, 5)], ids=str)
+def test_softmax_of_narrower_types(features, dtype, bound):
+    graph = graph_of(25, 25, 500, device=DEVICE)
+    message = SOFTMAXES["attention with edges"]
+    operands = operands_of(graph, message, features, scale=0.5, dtype=dtype)
+    leaves = list(operands.values())
+    wide = {name: value.detach().double().requires_grad_() for name, value in operands.items()}
+    got, want = ops.message_reduce(graph, message, operands), defined(graph, message, wide, "sum")
+    seed = torch.randn_like(got)
+    pairs = [(got, want)]
+    pairs += zip(
+        torch.autograd.grad(got, leaves, seed),
+        torch.autograd.grad(want, list(wide.values()), seed.double()),
+        strict=True,
+    )
+    for one, other in pairs:
+        assert (one.double() - other).abs().max() <= bound * other.abs().max()
 
 
 @pytest.mark.skipif(bool(EMULATED), reason="hundreds of programs")

@@ -12,10 +12,10 @@ from gnnaccel.graph import files
 from gnnaccel.lower import bounds
 from gnnaccel.ops import messages as m
 from gnnaccel.ops.messages import generated, nvrtc
-from gnnaccel.ops.messages.derivatives import gradients
-from gnnaccel.ops.messages.program import Leaf, Output, Program, Step, program_of
 from gnnaccel.ops.messages.source import is_too_wide, source_of
 from gnnaccel.ops.messages.values import Form
+from gnnaccel.program.derivatives import gradients
+from gnnaccel.program.program import Leaf, Output, Program, Step, program_of
 
 x, q, k = m.u("x"), m.u("q"), m.v("k")
 

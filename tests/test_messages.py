@@ -8,6 +8,7 @@ import pytest
 import torch
 from message_cases import (
     REDUCES,
+    SOFTMAXES,
     TWO,
     USUAL,
     compare,
@@ -29,10 +30,10 @@ from gnnaccel import ops
 from gnnaccel.graph.csr import Graph
 from gnnaccel.ops import messages as m
 from gnnaccel.ops import reference
-from gnnaccel.ops.messages.derivatives import ahead
-from gnnaccel.ops.messages.program import FUNCTIONS, program_of
 from gnnaccel.ops.messages.tape import _OPS
 from gnnaccel.ops.spmm import spmm_op
+from gnnaccel.program.derivatives import ahead
+from gnnaccel.program.program import FUNCTIONS, program_of
 
 
 @pytest.mark.parametrize("reduce", REDUCES)
@@ -452,6 +453,26 @@ def test_no_sums_for_the_backward_pass():
         assert ahead(program, (True,) * len(shapes)) is None
     program, _ = program_of(((m.sigmoid(q + k), "max"),), ((("u", "q"), (8,)), (("v", "k"), (8,))))
     assert ahead(program, (True, True)) is None
+
+
+@pytest.mark.parametrize("reduce", ["sum", "mean", "none"])
+@pytest.mark.parametrize("name", SOFTMAXES)
+def test_softmax_over_edges(name, reduce):
+    graph = graph_of(30, 20, 400)
+    for features in ((7,), (2, 4)):
+        operands = operands_of(graph, SOFTMAXES[name], features, scale=0.5)
+        compare(graph, SOFTMAXES[name], operands, reduce, second=True)
+
+
+def test_results_of_a_softmax_may_be_written_into():
+    graph, message = graph_of(30, 20, 400), SOFTMAXES["attention with edges"]
+    operands = operands_of(graph, message, (2, 4))
+    leaves = list(operands.values())
+    want = torch.autograd.grad(ops.message_reduce(graph, message, operands).sum(), leaves)
+    out = ops.message_reduce(graph, message, operands)
+    out.add_(1.0)
+    for one, other in zip(torch.autograd.grad(out.sum(), leaves), want, strict=True):
+        torch.testing.assert_close(one, other)
 
 
 @pytest.mark.parametrize("learned", [False, True])

@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -20,7 +21,16 @@ from gnnaccel import _operators, _timed, ops, touch
 from gnnaccel.graph.cache import derived
 from gnnaccel.graph.csr import Graph
 from gnnaccel.lazy import programs
-from gnnaccel.lazy.expression import LINEAR, Apply, Expression, Leaf, gathered, is_rows, without_autocast
+from gnnaccel.lazy.expression import (
+    LINEAR,
+    Apply,
+    Expression,
+    Leaf,
+    gathered,
+    is_rows,
+    softmaxed,
+    without_autocast,
+)
 from gnnaccel.lower import bounds
 
 
@@ -393,8 +403,25 @@ def not_stored(graph: Graph, expression: Expression) -> bool:
     return are_large(graph, expression) or (graph.indptr.is_cuda and programs.translated(graph, expression) is not None)
 
 
+def narrowed(graph: Graph, expression):
+    """An expression with what is narrow in it, and softmaxes over edges, stored: a tensor if it is itself."""
+    if not isinstance(expression, Apply) or not expression.late:
+        return expression
+    args = tuple(narrowed(graph, arg) for arg in expression.args)
+    inner = replace(expression, args=args, versions=())
+    if expression.function is softmaxed:
+        rows = args[0] if isinstance(args[0], Tensor) else edge_values(graph, args[0])
+        return ops.edge_softmax(graph, rows)
+    if math.prod(expression.features) > bounds.STORED_FEATURES or not inner.late:
+        return inner
+    return edge_values(graph, inner)
+
+
 def edge_values(graph: Graph, expression: Expression) -> Tensor:
     """The rows of an expression, [E, ...] in edge-id order, without storing much that is wider on the way."""
+    product = dot(graph, expression)
+    if product is not None:
+        return product
     if not isinstance(expression, Apply) or not any(_is_wide(arg, expression) for arg in expression.args):
         return gathered(graph, expression)
     if not not_stored(graph, expression):
@@ -404,6 +431,20 @@ def edge_values(graph: Graph, expression: Expression) -> Tensor:
         return found[0]
     program, operands = compiled(graph, expression)
     return _Blocks.apply(graph, program, None, expression.features, expression.dtype, *operands)
+
+
+def dot(graph: Graph, expression: Expression) -> Tensor | None:
+    """The dot products of both ends' features, where an expression is these."""
+    if not isinstance(expression, Apply) or expression.function is not torch.sum:
+        return None
+    inner = expression.args[0]
+    if expression.kwargs["dim"] != (-1,) or not isinstance(inner, Apply) or inner.function is not torch.mul:
+        return None
+    ends = {a.side: a.value for a in inner.args if isinstance(a, Leaf)}
+    if len(ends) != 2 or ends["u"].shape[1:] != ends["v"].shape[1:] or ends["u"].dtype != ends["v"].dtype:
+        return None
+    out = ops.sddmm(graph, ends["u"].to(expression.dtype), ends["v"].to(expression.dtype), "dot", "u", "v")
+    return out if expression.kwargs["keepdim"] else out.squeeze(-1)
 
 
 def _is_wide(arg, expression: Apply) -> bool:

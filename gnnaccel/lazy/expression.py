@@ -55,6 +55,7 @@ class Apply:
     """function(*args, **kwargs) edge by edge; args are Leaf, Apply, tensors [E, ...], broadcast tensors and numbers.
 
     versions : of the tensors among the args, as a Leaf's.
+    late : it is narrow, or has a part that is, and that waits where such are stored at once otherwise.
     """
 
     function: Callable
@@ -63,6 +64,13 @@ class Apply:
     features: tuple[int, ...]
     dtype: torch.dtype
     versions: tuple = ()
+
+    @functools.cached_property
+    def late(self) -> bool:
+        if any(isinstance(arg, Apply) and arg.late for arg in self.args):
+            return True
+        narrow = math.prod(self.features) <= bounds.STORED_FEATURES and self.function not in _WAITING
+        return narrow or self.function is softmaxed
 
     def __post_init__(self):
         if not self.versions:
@@ -108,6 +116,25 @@ def reshaped(x: Tensor, features: tuple[int, ...]) -> Tensor:
 def joined(*parts: Tensor) -> Tensor:
     """Features side by side, in the last dimension."""
     return torch.cat(parts, dim=-1)
+
+
+def softmaxed(rows: Tensor, graph: Graph) -> Tensor:
+    """exp(rows) over its sum on the edges of each destination."""
+    return ops.edge_softmax(graph, rows)
+
+
+_WAITING = (
+    torch.mul,
+    reshaped,
+    joined,
+)  # a product an SpMM may take; a wide linear map may follow features side by side
+
+
+def has_softmax(expression) -> bool:
+    """True if a softmax over edges is a part of an expression."""
+    if not isinstance(expression, Apply):
+        return False
+    return expression.function is softmaxed or any(map(has_softmax, expression.args))
 
 
 def clean(graph: Graph, leaf: Leaf) -> Tensor:

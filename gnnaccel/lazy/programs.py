@@ -11,7 +11,7 @@ from torch import Tensor
 
 from gnnaccel import touch
 from gnnaccel.graph.csr import Graph
-from gnnaccel.lazy.expression import Apply, Expression, Leaf, is_rows, mapped, reshaped, without_autocast
+from gnnaccel.lazy.expression import Apply, Expression, Leaf, is_rows, mapped, reshaped, softmaxed, without_autocast
 from gnnaccel.ops import messages
 from gnnaccel.ops.messages import message_reduce
 
@@ -81,8 +81,7 @@ def _table() -> dict[Any, tuple[str, Callable]]:
 _FUNCTIONS = _table()
 _OF_TWO = {torch.add: "add", torch.sub: "sub", torch.mul: "mul", torch.div: "div",
            torch.maximum: "maximum", torch.minimum: "minimum"}  # fmt: skip
-_FLOATING = (torch.float32, torch.float64, torch.bfloat16)
-_CASTS = frozenset((Tensor.to, Tensor.float, Tensor.double, Tensor.bfloat16))
+_CASTS = frozenset((Tensor.to, Tensor.float, Tensor.double, Tensor.bfloat16, Tensor.half))
 
 
 class Translation:
@@ -148,6 +147,8 @@ class Translation:
             with without_autocast(self.graph.device):
                 return self.leaf("e", mapped(*node.args))
         dims = len(inner.features) if isinstance(inner, (Leaf, Apply)) else dims
+        if function is softmaxed:
+            return messages.softmax(self._read(inner, dims))
         if function in _CASTS:
             return self._cast(node, self._read(inner, dims))
         if function not in _FUNCTIONS:
@@ -157,7 +158,7 @@ class Translation:
 
     def _cast(self, node: Apply, value):
         """`value`, rounded to a narrower dtype or left as it is, as wide numbers are in what computes them."""
-        if node.dtype not in _FLOATING:
+        if not messages.computes(node.dtype, self.graph.device):
             raise messages.Unfit(f"numbers of {node.dtype}")
         if node.dtype == torch.float64:
             self.widest = torch.float64
@@ -167,7 +168,7 @@ class Translation:
     def is_exact(self, dtype: torch.dtype) -> bool:
         """True if the kernel computes as wide as the expression asks for, and gives results of `dtype`."""
         wide = torch.float64 in (dtype, *(x.dtype for x in self.operands.values()))
-        return dtype in _FLOATING and (wide or self.widest != torch.float64)
+        return messages.computes(dtype, self.graph.device) and (wide or self.widest != torch.float64)
 
 
 def translated(graph: Graph, expression: Expression) -> Translation | None:

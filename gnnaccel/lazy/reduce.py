@@ -11,8 +11,19 @@ from torch import Tensor
 from gnnaccel import ops
 from gnnaccel.graph.csr import Graph
 from gnnaccel.lazy import blocks, programs
-from gnnaccel.lazy.expression import LINEAR, Apply, Expression, Leaf, gathered, product, reshaped, without_autocast
-from gnnaccel.lazy.tensor import Lazy, lift
+from gnnaccel.lazy.expression import (
+    LINEAR,
+    Apply,
+    Expression,
+    Leaf,
+    gathered,
+    has_softmax,
+    product,
+    reshaped,
+    softmaxed,
+    without_autocast,
+)
+from gnnaccel.lazy.tensor import Lazy, lift, waits
 from gnnaccel.lower import bounds
 
 
@@ -92,13 +103,25 @@ def reduced(graph, messages: Tensor, reduce: str, dim: int = 0) -> Tensor:
     if isinstance(messages, Lazy) and messages.waiting and dim == messages.axis:
         out = _of_several(graph, messages, reduce) if reduce in messages.together else None
         if out is None:
-            out = _of_expression(graph, messages.expression, reduce)
+            out = _with_softmax(graph, messages, reduce)
+        if out is None:
+            messages = messages.without_late() if messages.late else messages
+            if isinstance(messages, Lazy) and messages.waiting:
+                out = _of_expression(graph, messages.expression, reduce)
         if out is not None:
             return _back(out, dim)
-        messages = messages.rows()
+        messages = messages.rows() if isinstance(messages, Lazy) else messages
     if isinstance(messages, Lazy):
         messages = messages.rows(f"{reduce} of messages that are no product")
     return _back(ops.spmm(graph, None, messages.movedim(dim, 0), "copy_rhs", reduce), dim)
+
+
+def _with_softmax(graph, messages: Lazy, reduce: str) -> Tensor | None:
+    """`reduced` of messages that a softmax over edges is a part of, in its walk; None for others."""
+    if reduce not in ("sum", "mean") or not messages.late or not has_softmax(messages.expression):
+        return None
+    found = programs.reduced(graph, messages.expression, reduce)
+    return None if found is None else found[0]
 
 
 def _of_several(graph, messages: Lazy, reduce: str) -> Tensor | None:
@@ -150,9 +173,12 @@ def _mapped_sum(graph, expression: Apply, out: Tensor, reduce: str) -> Tensor:
 def softmax(graph: Graph, scores: Tensor) -> Tensor:
     """exp(scores) over its sum on the edges of each destination: of [E, ...] scores, lazy or not, of the same shape.
 
-    Lazy where scores are, are wide, and are more than to be stored.
+    Lazy where scores are, and wait or are wide and more than to be stored.
     """
     scores = exponent(scores)
+    if isinstance(scores, Lazy) and scores.pending and waits(graph) and graph is scores.trip.graph:
+        expression = scores.expression
+        return Lazy(scores.trip, Apply(softmaxed, (expression, graph), {}, expression.features, expression.dtype))
     is_wide = isinstance(scores, Lazy) and scores.pending and math.prod(scores.shape[1:]) > bounds.STORED_FEATURES
     if is_wide and blocks.not_stored(graph, scores.expression):  # type: ignore[attr-defined]
         top = blocks.edge_reduce(graph, scores.expression, "logsumexp")  # type: ignore[attr-defined]

@@ -14,13 +14,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gnnaccel import ops, touch
+from gnnaccel import touch
 from gnnaccel.lazy import blocks
 from gnnaccel.lazy.deferred import METADATA
 from gnnaccel.lazy.expression import Apply, Expression, Leaf, clean, detached, is_rows, joined, reshaped
-from gnnaccel.lazy.tensor import ELEMENTWISE, RULES, Lazy, Trip, lift
+from gnnaccel.lazy.tensor import ELEMENTWISE, LATE, RULES, Lazy, Trip, lift, waits
 from gnnaccel.lower import bounds
-from gnnaccel.ops._features import broadcast
+from gnnaccel.program.shapes import broadcast
 
 TENSORS = (Tensor, torch.nn.Parameter)
 
@@ -32,10 +32,9 @@ def hoist(x: Lazy, function, *args, **kwargs) -> Any:
 
 
 def make(trip: Trip, function, args: tuple, features, dtype, kwargs=None, axis: int = 0):
-    """An Apply as a Lazy; as an ordinary tensor where it is narrow and neither a product that an SpMM could take nor
-    features side by side, which a wide linear map may follow."""
+    """An Apply as a Lazy; if it is narrow and does not wait, as an ordinary tensor."""
     expression = Apply(function, args, kwargs or {}, tuple(features), dtype)
-    if function not in (torch.mul, reshaped, joined) and math.prod(features) <= bounds.STORED_FEATURES:
+    if expression.late and not (axis == 0 and waits(trip.graph)):
         return blocks.edge_values(trip.graph, expression).movedim(0, axis)
     return Lazy(trip, expression, axis)
 
@@ -166,7 +165,14 @@ def _divided_by(func, x, number):
 
 def _dropout(func, x, p=0.5, training=True, inplace=False):
     """Draws nothing in evaluation; in training it needs one number per edge and feature, as torch draws them."""
-    return x if isinstance(x, Lazy) and x.waiting and (not training or p == 0) and not inplace else NotImplemented
+    if not isinstance(x, Lazy) or not x.waiting or inplace:
+        return NotImplemented
+    if not training or p == 0:
+        return x
+    if not x.late or math.prod(x.expression.features) > bounds.STORED_FEATURES:
+        return NotImplemented
+    kept = func(torch.ones(x.shape, dtype=x.dtype, device=x.device), p, True)
+    return make(x.trip, torch.mul, (x.expression, kept), x.expression.features, x.dtype)
 
 
 def _detach(func, x):
@@ -267,14 +273,14 @@ def _sum(x: Lazy, where: tuple[int, ...], keep: bool):
     f, expression, graph = x.expression.features, x.expression, x.trip.graph
     kept = tuple(1 if d in where else n for d, n in enumerate(f, 1) if keep or d not in where)
     dtype = _probed(x, torch.sum, dim=-1).dtype
-    whole = _as_autocast(x, dtype)
-    if where == (len(f),) and isinstance(expression, Apply) and expression.function is torch.mul:
-        ends = {a.side: a.value for a in expression.args if isinstance(a, Leaf)}
-        if len(ends) == 2 and ends["u"].shape[1:] == ends["v"].shape[1:] and ends["u"].dtype == ends["v"].dtype:
-            dot = ops.sddmm(graph, ends["u"].to(dtype), ends["v"].to(dtype), "dot", "u", "v")
-            return dot if keep else dot.squeeze(-1)
     dims = tuple(d - len(f) - 1 for d in where)
-    return make(x.trip, torch.sum, (whole,), kept, dtype, {"dim": dims, "keepdim": bool(keep)})
+    options = {"dim": dims, "keepdim": bool(keep)}
+    if (
+        not waits(graph)
+        and (dot := blocks.dot(graph, Apply(torch.sum, (expression,), options, kept, dtype))) is not None
+    ):
+        return dot
+    return make(x.trip, torch.sum, (_as_autocast(x, dtype),), kept, dtype, options)
 
 
 def _norm(func, x, p="fro", dim=None, *args, **kwargs):
@@ -382,6 +388,13 @@ def _metadata() -> set:
 
 
 RULES.update(_rules())
+LATE.update(
+    f
+    for f, rule in RULES.items()
+    if rule
+    in (_unary, _cast, _subtracted, _divided_by, _dropout, _detach, _same, _reshape, unsqueeze, _squeeze, _flatten)
+    or rule.__name__ == "_elementwise"
+)
 ELEMENTWISE.update(
     f
     for f, rule in RULES.items()

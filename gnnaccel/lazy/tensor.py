@@ -26,12 +26,15 @@ from torch import Tensor
 
 from gnnaccel import touch
 from gnnaccel.graph.csr import Graph
+from gnnaccel.lazy.blocks import narrowed
 from gnnaccel.lazy.deferred import Deferred
-from gnnaccel.lazy.expression import Expression, Leaf, detached, gathered, tensors_of, written
+from gnnaccel.lazy.expression import Apply, Expression, Leaf, detached, gathered, tensors_of, written
 from gnnaccel.lower import bounds
+from gnnaccel.ops import messages
 
 # torch function -> rule(function, *args, **kwargs), filled by rules.py and linear_rules.py
 RULES: dict[Any, Callable] = {}
+LATE: set = set()  # those that leave waiting what is narrow; all others get it as rows
 ELEMENTWISE: set = set()  # those among them that work number by number, on what broadcasts
 
 
@@ -52,7 +55,9 @@ class Trip:
         """The rows of a feature that was lifted here. `reason` is noted if they are wide (or `always`)."""
         if self.gathered is None and (always or math.prod(lazy.expression.features) > bounds.STORED_FEATURES):
             self.gathered = reason
-        return gathered(self.graph, lazy.expression).movedim(0, lazy.axis)
+        expression = narrowed(self.graph, lazy.expression) if waits(self.graph) else lazy.expression
+        rows = expression if isinstance(expression, Tensor) else gathered(self.graph, expression)
+        return rows.movedim(0, lazy.axis)
 
     def settle(self) -> None:
         """Make ordinary tensors of features that somebody keeps beyond the call, in which their nodes may change."""
@@ -62,6 +67,11 @@ class Trip:
             if lazy is not None:
                 lazy.rows("message() or update() keeps a lifted feature")
                 lazy.become_ordinary()
+
+
+def waits(graph: Graph) -> bool:
+    """True if narrow values of edges wait for the walk that reads them."""
+    return bounds.NARROW_WAITS[graph.device.type] > 0 and messages.is_fused(graph)
 
 
 class Lazy(Deferred):
@@ -103,6 +113,27 @@ class Lazy(Deferred):
             with touch.plain_functions():
                 self.register_hook(cls.lost)
         return self
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        if func in RULES and func not in LATE and any(map(_is_late, args)):
+            args = tuple(_without_late(arg) for arg in args)
+            if not any(map(_is_lazy, args)):
+                return func(*args, **(kwargs or {}))
+        return super().__torch_function__(func, types, args, kwargs)
+
+    @property
+    def late(self) -> bool:
+        """True if it is narrow, or something in it is, and waits."""
+        return self._value is None and isinstance(self.expression, Apply) and self.expression.late and self.axis == 0
+
+    def without_late(self) -> Tensor:
+        """This with what is narrow stored: rows, or a lazy feature."""
+        if not self.waiting:
+            return self
+        with _as_made(self.traced, self.inference):
+            expression = narrowed(self.trip.graph, self.expression)
+            return self.rows() if isinstance(expression, Tensor) else Lazy(self.trip, expression)
 
     def ordinary(self, reason):
         return self.rows(reason)
@@ -154,6 +185,22 @@ class Lazy(Deferred):
             made, grad = {"value": self._value}, self.traced
             vars(self).clear()
             self.become(made, grad)
+
+
+def _is_late(arg) -> bool:
+    if isinstance(arg, (tuple, list)):
+        return any(map(_is_late, arg))
+    return isinstance(arg, Lazy) and arg.late
+
+
+def _is_lazy(arg) -> bool:
+    return any(map(_is_lazy, arg)) if isinstance(arg, (tuple, list)) else isinstance(arg, Lazy)
+
+
+def _without_late(arg):
+    if isinstance(arg, (tuple, list)):
+        return type(arg)(map(_without_late, arg)) if type(arg) in (tuple, list) else arg
+    return arg.without_late() if isinstance(arg, Lazy) and arg.late else arg
 
 
 @contextlib.contextmanager

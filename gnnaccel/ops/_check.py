@@ -10,7 +10,7 @@ from torch import Tensor
 
 from gnnaccel import touch
 from gnnaccel.graph.csr import Graph
-from gnnaccel.ops._features import broadcast
+from gnnaccel.program.shapes import broadcast
 
 _DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 

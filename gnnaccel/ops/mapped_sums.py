@@ -23,9 +23,9 @@ from gnnaccel.ops._arrays import Structure, arrays_of
 from gnnaccel.ops._bias import column_sums
 from gnnaccel.ops.joined_sums import DTYPES, WRITTEN, Parts, are_maps, composed, degrees, fits, versions, wide
 from gnnaccel.ops.messages import is_fused
-from gnnaccel.ops.messages.derivatives import Ahead, ahead, constant_factors, gradients
-from gnnaccel.ops.messages.program import Program, program_of
 from gnnaccel.ops.messages.reduce import gradients_of, walk
+from gnnaccel.program.derivatives import Ahead, ahead, constant_factors, gradients
+from gnnaccel.program.program import Program, program_of
 
 
 def mapped_sum(

@@ -217,7 +217,7 @@ def dropout_factor(seed: Tensor, dropout: float, nnz: int, heads: int) -> Tensor
 
 
 def message_reduce(graph, program, operands) -> list[Tensor]:
-    """The outputs of a program of messages (gnnaccel/ops/messages/program.py), one operand for each of its leaves."""
+    """The outputs of a program of messages (gnnaccel/program/program.py), one operand for each of its leaves."""
     rows = {"u": graph.indices.long(), "v": rows_of(graph.indptr), "e": edges_of(graph)}
     nnz = graph.indices.numel()
     values: list[Tensor] = []
@@ -225,8 +225,10 @@ def message_reduce(graph, program, operands) -> list[Tensor]:
         if step.op == "leaf":
             leaf, operand = program.leaves[step.numbers[0]], operands[step.numbers[0]]
             value = operand.expand(nnz, *leaf.features) if leaf.kind == "c" else operand[rows[leaf.kind]]
+        elif step.op.startswith("over_"):
+            value = _over(step.op[5:], values[step.args[0]], graph)[rows["v"]]
         else:
-            value = _message_step(step, [values[a] for a in step.args], graph)
+            value = message_step(step, [values[a] for a in step.args], graph)
         values.append(value.expand(nnz, *step.features))
     outs = []
     for output in program.outputs:
@@ -238,7 +240,29 @@ def message_reduce(graph, program, operands) -> list[Tensor]:
     return outs
 
 
-def _message_step(step, args: list[Tensor], graph) -> Tensor:
+def _over(reduce: str, value: Tensor, graph) -> Tensor:
+    """A reduction over the edges of each destination that edges read back."""
+    if reduce != "logsumexp":
+        return segment_reduce(value, graph.indptr, reduce)
+    top = segment_reduce(value.detach(), graph.indptr, "max")
+    return top + segment_reduce((value - top[rows_of(graph.indptr)]).exp(), graph.indptr, "sum").log()
+
+
+def message_gradients(graph, program, operands: list[Tensor], wanted: tuple, grads: tuple) -> list[Tensor | None]:
+    """The gradients of the `wanted` operands of a program, for one gradient or many in one of each output that has
+    some; differentiable in grad mode."""
+    again = torch.is_grad_enabled()
+    with torch.enable_grad():
+        operands = [x.view_as(x) if w else x for x, w in zip(operands, wanted, strict=True)]
+        outs = message_reduce(graph, program, operands)
+        asked = [x for x, w in zip(operands, wanted, strict=True) if w]
+        given = [(out.to(g.dtype), g) for out, g in zip(outs, grads, strict=True) if g is not None]
+        ends, seeds = [out for out, _ in given], [g for _, g in given]
+        found = iter(torch.autograd.grad(ends, asked, seeds, create_graph=again, allow_unused=True))
+    return [next(found) if w else None for w in wanted]
+
+
+def message_step(step, args: list[Tensor], graph) -> Tensor:
     """One primitive on the values of all edges."""
     op, numbers = step.op, step.numbers
     if op == "fill":

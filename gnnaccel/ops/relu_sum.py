@@ -10,10 +10,10 @@ from torch import Tensor
 from gnnaccel import _operators
 from gnnaccel.ops import _arrays, _check, messages
 from gnnaccel.ops._arrays import Structure
-from gnnaccel.ops.messages.program import Program, program_of
 from gnnaccel.ops.messages.reduce import gradients_of, walk
 from gnnaccel.ops.sddmm import sddmm_op
 from gnnaccel.ops.spmm import spmm_op
+from gnnaccel.program.program import Program, program_of
 
 _MESSAGE = messages.relu(messages.u("x") + messages.e("edge"))
 

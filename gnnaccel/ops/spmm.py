@@ -15,7 +15,7 @@ from gnnaccel.ops import _arrays, _check, ready
 from gnnaccel.ops._arrays import Structure, arrays_of, epilogue_of, needs_grad, scales_first, sources_matter
 from gnnaccel.ops._both_gradients import both_gradients_op, fuses, width
 from gnnaccel.ops._edge_order import gather_edge_values, is_profitable, try_empty_like
-from gnnaccel.ops._features import index_rule, operand, reduce_to, result_features
+from gnnaccel.ops._features import operand, reduce_to, result_features
 from gnnaccel.ops._inverse import inverse
 from gnnaccel.ops._weight_gradient import kept, weight_gradient
 from gnnaccel.ops.cbsr import CBSR
@@ -23,6 +23,7 @@ from gnnaccel.ops.ready_weighted import weighted_sum_of
 from gnnaccel.ops.scatter_arg import gather_arg, scatter_arg_op
 from gnnaccel.ops.spgemm import serves, spgemm
 from gnnaccel.ops.tiled import serves_sum, spmm_tiled
+from gnnaccel.program.shapes import index_rule
 from gnnaccel.schedule import worklist
 from gnnaccel.tiles.translate import KERNELS
 

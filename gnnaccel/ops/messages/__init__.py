@@ -1,19 +1,19 @@
 """Messages as expressions, compiled to programs that one kernel runs for each edge, forward and backward.
 
-language      expressions: leaves u, v, e and c, and functions of them
-program       an expression with shapes: primitive steps
-derivatives   the programs of a program's gradients
 tape          a program as the CPU's kernel takes it
 device_code   the CUDA C++ that every kernel begins with
 values        the values of a program as CUDA C++
 source        a program as CUDA C++
 nvrtc         compiles that, keeps what came out, and launches it
 generated     a program on CUDA
+walks         a program as one walk over the edges: the op
+plan          how a program that reduces inside is run
+layer         that, and its derivative
 reduce        `message_reduce`: a program on a graph
-softmax       `softmax_sum`: sums weighted by a softmax
 """
 
-from gnnaccel.ops.messages.language import (
+from gnnaccel.ops.messages.reduce import computes, is_fused, message_reduce, softmax_sum
+from gnnaccel.program.language import (
     Expression,
     abs,
     c,
@@ -41,6 +41,7 @@ from gnnaccel.ops.messages.language import (
     sign,
     silu,
     sin,
+    softmax,
     softplus,
     sqrt,
     square,
@@ -50,9 +51,7 @@ from gnnaccel.ops.messages.language import (
     v,
     where,
 )
-from gnnaccel.ops.messages.program import Unfit
-from gnnaccel.ops.messages.reduce import is_fused, message_reduce
-from gnnaccel.ops.messages.softmax import softmax_sum
+from gnnaccel.program.program import Unfit
 
 __all__ = [
     "Expression",
@@ -60,6 +59,7 @@ __all__ = [
     "abs",
     "c",
     "clamp",
+    "computes",
     "cos",
     "dot",
     "e",
@@ -85,6 +85,7 @@ __all__ = [
     "sign",
     "silu",
     "sin",
+    "softmax",
     "softmax_sum",
     "softplus",
     "sqrt",

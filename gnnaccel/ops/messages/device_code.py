@@ -21,10 +21,22 @@ namespace {
 struct Bf16 {
   uint16_t bits;
 };
+struct Half {
+  uint16_t bits;
+};
 
 __device__ __forceinline__ float widen(float x) { return x; }
 __device__ __forceinline__ double widen(double x) { return x; }
 __device__ __forceinline__ float widen(Bf16 x) { return __uint_as_float(static_cast<uint32_t>(x.bits) << 16); }
+__device__ __forceinline__ float widen(Half x) {
+#if defined(__CUDA_ARCH__)
+  float value;
+  asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(x.bits));
+  return value;
+#else
+  return static_cast<float>(reinterpret_cast<const _Float16&>(x.bits));
+#endif
+}
 
 __device__ __forceinline__ void narrow(A x, float* to) { *to = static_cast<float>(x); }
 __device__ __forceinline__ void narrow(A x, double* to) { *to = static_cast<double>(x); }
@@ -33,6 +45,17 @@ __device__ __forceinline__ void narrow(A x, Bf16* to) {
   const uint32_t bits = __float_as_uint(value);
   to->bits = static_cast<uint16_t>(value != value ? 0x7FC0u : (bits + 0x7FFFu + (bits >> 16 & 1u)) >> 16);
 }
+__device__ __forceinline__ void narrow(A x, Half* to) {
+#if defined(__CUDA_ARCH__)
+  asm("cvt.rn.f16.f32 %0, %1;" : "=h"(to->bits) : "f"(static_cast<float>(x)));
+#else
+  reinterpret_cast<_Float16&>(to->bits) = static_cast<_Float16>(static_cast<float>(x));
+#endif
+}
+__device__ __forceinline__ float power(float x) { return expf(x); }
+__device__ __forceinline__ double power(double x) { return exp(x); }
+__device__ __forceinline__ float logarithm(float x) { return logf(x); }
+__device__ __forceinline__ double logarithm(double x) { return log(x); }
 __device__ __forceinline__ A infinite() { return static_cast<A>(__uint_as_float(0x7F800000u)); }
 __device__ __forceinline__ A not_a_number() { return static_cast<A>(__uint_as_float(0x7FC00000u)); }
 
@@ -91,14 +114,24 @@ __device__ __forceinline__ void store(T* to, const A* from) {
 }
 
 // What two pieces, or lanes, of a row have found; pos: the nonzero of an extremum, -1 of none.
+// lse: the logarithm of the sum of exponentials of scores.
 struct PieceState {
   double value;
   int64_t pos;
+  double lse;
   __device__ __forceinline__ void clear() {
     value = 0;
     pos = -1;
+    lse = -infinite();
   }
 };
+__device__ __forceinline__ double log_of_sum(double a, double b) {
+  const double most = a > b ? a : b, least = a > b ? b : a;
+  return least == -infinite() ? most : most + log1p(exp(least - most));
+}
+__device__ __forceinline__ double weighed(double value, double lse, double all) {
+  return lse == -infinite() ? 0 : value * exp(lse - all);
+}
 template <typename V>
 __device__ __forceinline__ bool is_better(V x, int64_t pos, V than, int64_t than_pos, bool greatest) {
   if (pos < 0 || than_pos < 0) return pos >= 0;

@@ -15,11 +15,12 @@ from gnnaccel import _library as lib
 from gnnaccel.lower import bounds
 from gnnaccel.ops._arrays import Structure
 from gnnaccel.ops.messages import nvrtc
-from gnnaccel.ops.messages.program import REDUCED, Program
 from gnnaccel.ops.messages.source import MERGE_THREADS, THREADS, source_of, whole
 from gnnaccel.ops.messages.values import Form
+from gnnaccel.program.program import TO_ROWS, Program
 
 _NAMES = {
+    torch.float16: "f16",
     torch.float32: "f32",
     torch.float64: "f64",
     torch.bfloat16: "bf16",
@@ -59,14 +60,22 @@ def _made(program: Program, form: Form, device: int) -> _Made:
 @functools.lru_cache(maxsize=1024)
 def _form(program: Program, leaves: tuple, outputs: tuple, index: str, aligned: int) -> Form:
     """The form with the widest reads: of 16 bytes, where operands of addresses divisible by `aligned` allow that."""
-    widest = 2 if "f64" in (*leaves, *outputs) else 4
-    for vec in (4, 2):
-        size = max(_BYTES[kind] for kind in (*leaves, *outputs))
+    size = max(_BYTES[kind] for kind in (*leaves, *outputs))
+    widest = 2 if size == 8 else 8 if _BYTES[_wide_kind(program, leaves)] == 2 else 4
+    for vec in (8, 4, 2):
         if vec <= widest and aligned % min(16, vec * size) == 0:
             form = Form(leaves, outputs, index, vec)
             if source_of(program, form) is not None:
                 return form
     return Form(leaves, outputs, index, 1)
+
+
+def _wide_kind(program: Program, leaves: tuple) -> str:
+    """The dtype that most of the numbers an edge reads have."""
+    read: dict[str, int] = {}
+    for leaf, kind in zip(program.leaves, leaves, strict=True):
+        read[kind] = read.get(kind, 0) + math.prod(leaf.features)
+    return max(read, key=lambda kind: read[kind], default="f32")
 
 
 def in_rows(x: Tensor) -> Tensor:
@@ -119,7 +128,8 @@ class Launch:
         index, wide = arrays.indptr.element_size(), 8 if "f64" in (*form.leaves, *form.outputs) else 4
         for o, output in enumerate(program.outputs):
             count = parts * math.prod(program.steps[output.step].features)
-            sizes = (wide, index if o in self._extremes else 0) if output.reduce in REDUCED else ()
+            second = index if o in self._extremes else wide if output.reduce == "soft" else 0
+            sizes = (wide, second) if output.reduce in TO_ROWS else ()
             for which, size in enumerate(sizes):
                 if count and size:
                     self._places.append((self._end + 3 * o + 1 + which, self._scratch))

@@ -10,9 +10,9 @@ from __future__ import annotations
 import functools
 from typing import NamedTuple
 
-from gnnaccel.ops.messages.derivatives import adjoints, differs_by_edge, factor_over, seeded
-from gnnaccel.ops.messages.language import Expression
-from gnnaccel.ops.messages.program import Builder, Leaf, Program, Value, program_of
+from gnnaccel.program.derivatives import adjoints, differs_by_edge, factor_over, seeded
+from gnnaccel.program.language import Expression
+from gnnaccel.program.program import Builder, Leaf, Program, Value, program_of
 
 Walk = tuple[Program, tuple[str, ...]]  # a program, and the names of its operands
 

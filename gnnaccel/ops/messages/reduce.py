@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from array import array
 from collections.abc import Mapping, Sequence
 from typing import overload
 
@@ -17,12 +16,14 @@ from gnnaccel.ops import _arrays, _check, reference
 from gnnaccel.ops._arrays import Structure, arrays_of, needs_grad
 from gnnaccel.ops._features import reduce_to
 from gnnaccel.ops.messages import generated
-from gnnaccel.ops.messages.derivatives import Ahead, Half, ahead, gradients, twins
-from gnnaccel.ops.messages.language import Expression
-from gnnaccel.ops.messages.program import REDUCES, Program, parse, program_of
+from gnnaccel.ops.messages.layer import layer
+from gnnaccel.ops.messages.plan import is_plain
 from gnnaccel.ops.messages.source import is_too_wide
-from gnnaccel.ops.messages.tape import tape
+from gnnaccel.ops.messages.walks import dispatched, walk
 from gnnaccel.ops.spmm import spmm_op
+from gnnaccel.program.derivatives import Ahead, Half, ahead, gradients, twins
+from gnnaccel.program.language import Expression, softmax
+from gnnaccel.program.program import REDUCES, Program, program_of
 
 _COMPUTED = (torch.float32, torch.float64, torch.bfloat16)
 _ROWS = {"u": "num_cols", "v": "num_rows", "e": "nnz"}
@@ -111,7 +112,7 @@ def message_reduce(
         report.message(
             "; ".join(f"{option} of {expression}" for expression, option in zip(messages, reduces, strict=True))
         )
-    if dtype is not None and dtype not in _COMPUTED:
+    if dtype is not None and not computes(dtype, graph.device):
         raise TypeError(f"message_reduce: dtype: expected one of {[str(d) for d in _COMPUTED]}, got {dtype}")
     names: dict[tuple[str, str], None] = {}
     for expression, option in zip(messages, reduces, strict=True):
@@ -131,6 +132,48 @@ def message_reduce(
     return tuple(out) if several else out[0]
 
 
+def softmax_sum(
+    graph: Graph,
+    message: Expression,
+    score: Expression,
+    operands: Mapping[str, Tensor],
+    *,
+    dtype: torch.dtype | None = None,
+) -> Tensor:
+    """out[v] = sum over edges of softmax(score) * message, the softmax over the edges of each destination.
+
+    It is `message_reduce` of that product.
+
+    Parameters
+    ----------
+    graph : Graph
+    message, score : Expression
+        Of shapes that broadcast; each feature of the score has a softmax of its own.
+    operands, dtype
+        As in `message_reduce`.
+
+    Returns
+    -------
+    Tensor [num_rows, *F], 0 for destinations without edges.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As `message_reduce`.
+
+    Examples
+    --------
+    >>> import torch, gnnaccel
+    >>> from gnnaccel.ops.messages import softmax_sum, u
+    >>> g = gnnaccel.Graph.from_coo(torch.tensor([0, 0]), torch.tensor([0, 1]), num_rows=2, num_cols=2)
+    >>> x = torch.tensor([[0.0], [2.0]])
+    >>> softmax_sum(g, u("x"), 0.0 * u("x"), {"x": x})
+    tensor([[1.],
+            [0.]])
+    """
+    return message_reduce(graph, softmax(score) * message, operands, dtype=dtype)
+
+
 def _operand(graph: Graph, kind: str, name: str, operands: Mapping[str, Tensor]) -> tuple[Tensor, tuple[int, ...]]:
     if name not in operands:
         raise ValueError(f"message_reduce: operands: expected {name!r} among them, got {sorted(operands)}")
@@ -145,13 +188,19 @@ def _operand(graph: Graph, kind: str, name: str, operands: Mapping[str, Tensor])
 
 def evaluate(graph: Graph, program: Program, operands: list[Tensor], dtype: torch.dtype) -> list[Tensor]:
     """The outputs of a program of checked operands, one for each of its leaves."""
-    plain = all(x.dtype in _COMPUTED for x in operands) and dtype in _COMPUTED
+    plain = all(computes(t, graph.device) for t in (dtype, *(x.dtype for x in operands)))
     fused = plain and is_fused(graph) and not (graph.indptr.is_cuda and is_too_wide(program))
     if not fused or torch.compiler.is_compiling() or touch.transforming():
         return [out.to(dtype) for out in reference.message_reduce(graph, program, operands)]
     sources = [x for x, leaf in zip(operands, program.leaves, strict=True) if leaf.kind == "u"]
     arrays = arrays_of(graph, needs_grad(*sources), *sources, listed=graph.indptr.is_cuda)
-    return _walked(arrays, program, operands, (dtype,) * len(program.outputs))
+    run = _walked if is_plain(program) else layer
+    return run(arrays, program, operands, (dtype,) * len(program.outputs))
+
+
+def computes(dtype: torch.dtype, device: torch.device) -> bool:
+    """True for a dtype that operands and results of programs may have."""
+    return dtype in _COMPUTED or (dtype == torch.float16 and device.type == "cuda")
 
 
 def is_fused(graph: Graph) -> bool:
@@ -173,17 +222,12 @@ def _walked(
     arrays: Structure, program: Program, operands: list[Tensor], dtypes: tuple[torch.dtype, ...]
 ) -> list[Tensor]:
     """The outputs, differentiable."""
-    run = walk if _operators.usual(*operands) else _dispatched
+    run = walk if _operators.usual(*operands) else dispatched
     if needs_grad(*operands):
         return list(_record(run, arrays, program, dtypes, *operands)[: len(dtypes)])
     if run is walk:
         return walk(arrays, program, operands, dtypes, positions=False)
     return run(arrays, program, operands, dtypes)[: len(dtypes)]
-
-
-def _dispatched(arrays: Structure, program: Program, operands: list[Tensor], dtypes: tuple) -> list[Tensor]:
-    """A walk that torch's dispatcher sees."""
-    return walk_op(arrays, program.text, operands, [lib.DTYPES[d] for d in dtypes])
 
 
 class _Messages(_operators.Function):
@@ -216,7 +260,7 @@ class _Messages(_operators.Function):
         wanted = tuple(ctx.needs_input_grad[4:])
         grads = grads[: len(program.outputs)]
         if any(g is not None and touch.is_batched(g) for g in grads):
-            return None, None, None, None, *_of_many(arrays, program, operands, wanted, grads)
+            return None, None, None, None, *reference.message_gradients(arrays, program, operands, wanted, grads)
         seeds: list[Tensor] = []
         by_output: list[Tensor | None] = []
         for output, grad in zip(program.outputs, grads, strict=True):
@@ -299,19 +343,6 @@ def _may_stand(operands: list[Tensor], source: int, edge: int) -> bool:
     return operands[source].dtype == operands[edge].dtype != torch.bfloat16
 
 
-def _of_many(arrays: Structure, program: Program, operands: list[Tensor], wanted: tuple, grads: tuple) -> list:
-    """The gradients for many gradients in one: by the definition, with all messages."""
-    again = torch.is_grad_enabled()
-    with torch.enable_grad():
-        operands = [x.view_as(x) if w else x for x, w in zip(operands, wanted, strict=True)]
-        outs = reference.message_reduce(arrays, program, operands)
-        asked = [x for x, w in zip(operands, wanted, strict=True) if w]
-        given = [(out.to(g.dtype), g) for out, g in zip(outs, grads, strict=True) if g is not None]
-        ends, seeds = [out for out, _ in given], [g for _, g in given]
-        found = iter(torch.autograd.grad(ends, asked, seeds, create_graph=again, allow_unused=True))
-    return [next(found) if w else None for w in wanted]
-
-
 # Without Function.apply()'s wrapper, which looks for transforms of torch.func: there are none where this is called.
 _record = super(torch.autograd.Function, _Messages).apply  # type: ignore[misc]
 
@@ -322,66 +353,3 @@ def _fill(found: list, structure: Structure, half: Half, operands: list[Tensor],
     outs = _walked(structure, half.program, [given[i] for i in half.operands], dtypes)
     for (number, shapes), out in zip(half.targets, outs, strict=True):
         found[number] = _shaped(out, shapes, operands[number])
-
-
-_DTYPES = {code: dtype for dtype, code in lib.DTYPES.items()}
-
-
-def _allocate(
-    arrays: Structure, program: Program, dtypes: Sequence[torch.dtype], positions: bool = True
-) -> list[Tensor]:
-    """The outputs and, with `positions`, the argmax of those that have some."""
-    outs, argmax = [], []
-    for output, dtype in zip(program.outputs, dtypes, strict=True):
-        shape = (arrays.nnz if output.reduce == "none" else arrays.num_rows, *program.steps[output.step].features)
-        outs.append(arrays.indptr.new_empty(shape, dtype=dtype))
-        if positions and output.reduce in ("max", "min"):
-            argmax.append(arrays.indptr.new_empty(shape))
-    return outs + argmax
-
-
-def walk(
-    arrays: Structure, program: Program, operands: list[Tensor], dtypes: tuple, positions: bool = True
-) -> list[Tensor]:
-    """A walk: its outputs and, with `positions`, argmax."""
-    outs = _allocate(arrays, program, dtypes, positions)
-    if not any(map(Tensor.numel, outs)):
-        return outs
-    if arrays.indptr.is_cuda:
-        operands = [x.contiguous() if leaf.kind == "c" else generated.in_rows(x)
-                    for x, leaf in zip(operands, program.leaves, strict=True)]  # fmt: skip
-        generated.walk(arrays, program, operands, outs[: len(dtypes)], outs[len(dtypes) :])
-        return outs
-    operands = [x.contiguous() for x in operands]
-    leaves = tuple(None if leaf.ids else x.dtype for leaf, x in zip(program.leaves, operands, strict=True))
-    binary = tape(program, leaves, dtypes)
-    results = array("Q")
-    at = len(dtypes)
-    for output, out in zip(program.outputs, outs, strict=False):
-        results.append(lib.pointer(out))
-        if positions and output.reduce in ("max", "min"):
-            results.append(lib.pointer(outs[at]))
-            at += 1
-        else:
-            results.append(0)
-    addresses = array("Q", map(lib.pointer, operands))
-    given = (binary.program, addresses.buffer_info()[0], results.buffer_info()[0])
-    lib.launch("message_walk", outs[0].device, arrays.matrix(), *given)
-    return outs
-
-
-def _walk_impl(arrays: Structure, text: str, operands: list[Tensor], dtypes: list[int]) -> list[Tensor]:
-    return walk(arrays, parse(text), operands, tuple(_DTYPES[code] for code in dtypes))
-
-
-def _walk_fake(arrays: Structure, text: str, operands: list[Tensor], dtypes: list[int]) -> list[Tensor]:
-    return _allocate(arrays, parse(text), [_DTYPES[code] for code in dtypes])
-
-
-walk_op = _operators.register(
-    "message_walk",
-    f"({_arrays.SCHEMA}, str program, Tensor[] operands, int[] dtypes) -> Tensor[]",
-    _walk_impl,
-    _walk_fake,
-    structure=Structure,
-)

@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 from gnnaccel.lower import bounds
 from gnnaccel.ops.messages.device_code import HELPERS, PROLOGUE
-from gnnaccel.ops.messages.program import REDUCED, Program
 from gnnaccel.ops.messages.values import TYPES, Form, Scattered, Value, View, Writer
+from gnnaccel.program.program import TO_ROWS, Program
 from gnnaccel.schedule.worklist import PIECE_RUN
 
 THREADS = 256
@@ -50,12 +50,21 @@ class _Kernel:
         """together : lanes hold all features of a row at once, so that they can meet."""
         self.program, self.form = program, form
         lanes = _lanes_over(domain, form.vec)
-        repeats = -(-domain // (lanes * form.vec)) if together else 1
+        repeats = -(-domain // (lanes * form.vec)) if together and not _closed(program, domain, form.vec, lanes) else 1
         self.w = w = Writer(program, form, domain, lanes, repeats)
         self.widths = [w.widths[o.step] for o in program.outputs]
         self.views = [self._view_of(o.step) for o in program.outputs]
         self.values = [w.value(o.step, view) for o, view in zip(program.outputs, self.views, strict=True)]
         self.owns = [None if o.own < 0 else w.value(o.own, ()) for o in program.outputs]
+        # The scores of each softmax, as the lanes of its outputs see them; equal ones have one state.
+        self.scores: list[Value] = []
+        self.softmax_of: dict[int, int] = {}
+        for o, output in enumerate(program.outputs):
+            if output.reduce in ("logsumexp", "soft"):
+                score = self.values[o] if output.reduce == "logsumexp" else w.value(output.by, self.views[o])
+                if score not in self.scores:
+                    self.scores.append(score)
+                self.softmax_of[o] = self.scores.index(score)
         slots = repeats * form.vec
         self.in_flight = bounds.MESSAGE_EDGES
         if lanes >= bounds.MESSAGE_EDGES_LANES and slots * w.gathers <= 4:  # 16 bytes of an edge
@@ -77,7 +86,7 @@ class _Kernel:
                 continue
             seen.add(at)
             step = steps[at]
-            if step.op == "fold" and w.widths[step.args[0]] == w.domain and w.slices == 1 and w.widths[at] == width:
+            if step.op == "fold" and w.widths[step.args[0]] == w.domain and w.widths[at] == width and w.sees_all(at):
                 return w.natural(at)
             if step.op not in ("expand", "fold"):
                 waiting += step.args
@@ -98,7 +107,7 @@ class _Kernel:
     def source(self) -> Source:
         program, form, w = self.program, self.form, self.w
         threads_of_worker = w.lanes * self.others
-        merged = [o for o, output in enumerate(program.outputs) if output.reduce in REDUCED]
+        merged = [o for o, output in enumerate(program.outputs) if output.reduce in TO_ROWS]
         together = w.meets or self.others > 1
         lines = [f"// {line}" for line in str(program).splitlines()]
         lines += [f"// of {', '.join(form.leaves)} to {', '.join(form.outputs)}"]
@@ -130,6 +139,11 @@ class _Kernel:
             "  narrow(x, &narrowed);",
             "  return widen(narrowed);",
             "}",
+            "__device__ __forceinline__ A rounded_to_half(A x) {",
+            "  Half narrowed;",
+            "  narrow(x, &narrowed);",
+            "  return widen(narrowed);",
+            "}",
             "struct Params {",
             "  Rows<I> rows;",
             "  const I* indices;",
@@ -140,8 +154,12 @@ class _Kernel:
         lines += [f"  int64_t next{o};" for o in range(len(form.outputs))]
         lines += [f"  const {TYPES[kind]}* in{i};" for i, kind in enumerate(form.leaves)]
         lines += [f"  {TYPES[kind]}* out{o};" for o, kind in enumerate(form.outputs)]
-        for o in range(len(form.outputs)):
-            lines += [f"  I* argmax{o};", f"  A* part{o};", f"  I* pos{o};"]
+        for o, output in enumerate(self.program.outputs):
+            lines += [
+                f"  I* argmax{o};",
+                f"  A* part{o};",
+                f"  A* lse{o};" if output.reduce == "soft" else f"  I* pos{o};",
+            ]
         return [*lines, "};", "", "}  // namespace", ""]
 
     def _walk(self, together: bool, threads: int) -> list[str]:
@@ -166,7 +184,7 @@ class _Kernel:
             *(f"  {line}" for line in w.row),
         ]
         for o, output in enumerate(program.outputs):
-            if output.reduce not in REDUCED:
+            if output.reduce not in TO_ROWS:
                 continue
             count = self._count(o)
             lines.append(f"  A acc{o}[{count}];")
@@ -174,6 +192,10 @@ class _Kernel:
             if output.reduce in ("max", "min"):
                 lines.append(f"  I best{o}[{count}];")
                 lines.append(f"  FOR(j, {count}) best{o}[j] = I(-1);")
+        for j in range(len(self.scores)):
+            count = self._state_count(j)
+            lines.append(f"  A top{j}[{count}], all{j}[{count}];")
+            lines.append(f"  FOR(j, {count}) top{j}[j] = -infinite(), all{j}[j] = A(0);")
         lines += [
             "  I k = span.begin;",
             "  while (__any_sync(~0u, k < span.end)) {" if together else "  while (k < span.end) {",
@@ -193,6 +215,7 @@ class _Kernel:
             "    FOR(u, U) {",
             "      const I source = sources[u], edge = edges[u];",
             *(f"      {line}" for line in w.edge),
+            *(f"      {line}" for j in range(len(self.scores)) for line in self._weigh(j)),
             *(f"      {line}" for o in range(len(program.outputs)) for line in self._take(o)),
             "    }",
             "    const I left = span.end - k;",
@@ -206,7 +229,7 @@ class _Kernel:
         if any(output.reduce == "row" or output.own >= 0 for output in program.outputs):
             lines.append("  const bool first = span.part < 0 || span.begin == __ldg(p.rows.indptr + row);")
         for o, output in enumerate(program.outputs):
-            if output.reduce in REDUCED:
+            if output.reduce in TO_ROWS:
                 lines += [f"  {line}" for line in self._write(o)]
             elif output.reduce == "row":
                 lines += [f"  {line}" for line in self._write_row(o)]
@@ -222,16 +245,46 @@ class _Kernel:
     def _count(self, o: int) -> str:
         return "S" if self._slots(o) == "full" else "R"
 
+    def _state_count(self, j: int) -> str:
+        return "S" if self.scores[j].slots == "full" else "R"
+
+    def _state(self, o: int) -> tuple[int, str]:
+        """The softmax of an output, and where a slot of the output finds its state."""
+        j = self.softmax_of[o]
+        return j, "r * VEC + i" if self.scores[j].slots == "full" else "r"
+
+    def _weigh(self, j: int) -> list[str]:
+        """An edge's score, taken into the greatest one and the sum of exponentials; `up` is what that multiplies the
+        sums there are by."""
+        score, count = self.scores[j], self._state_count(j)
+        each = "FOR(r, R) FOR(i, VEC)" if score.slots == "full" else "FOR(r, R)"
+        here = "r * VEC + i" if score.slots == "full" else "r"
+        return [
+            f"A up{j}[{count}], weight{j}[{count}];",
+            f"{each} {{",
+            f"  const A x = {score.at('r', 'i')}, before = top{j}[{here}];",
+            "  const A most = present[u] && x > before ? x : before;",
+            f"  up{j}[{here}] = most == before ? A(1) : power(before - most);",
+            f"  weight{j}[{here}] = !present[u] || x == -infinite() ? A(0) : power(x - most);",
+            f"  all{j}[{here}] = all{j}[{here}] * up{j}[{here}] + weight{j}[{here}];",
+            f"  top{j}[{here}] = most;",
+            "}",
+        ]
+
     def _take(self, o: int) -> list[str]:
         """An edge's message, taken into what there is of the row, or written."""
         output, value, slots = self.program.outputs[o], self.values[o], self._slots(o)
         x = value.at("r", "i")
-        if output.reduce == "row":
+        if output.reduce in ("row", "logsumexp"):
             return []
         each = "FOR(r, R)" + (" FOR(i, VEC)" if slots == "full" else "")
         here = "r * VEC + i" if slots == "full" else "r"
         if output.reduce in ("sum", "mean"):
             return [f"{each} acc{o}[{here}] += present[u] ? {x} : A(0);"]
+        if output.reduce == "soft":
+            j, at = self._state(o)
+            added = f"(present[u] ? weight{j}[{at}] * ({x}) : A(0))"
+            return [f"{each} acc{o}[{here}] = acc{o}[{here}] * up{j}[{at}] + {added};"]
         if output.reduce in ("max", "min"):
             sign = ">" if output.reduce == "max" else "<"
             a, b = f"acc{o}[{here}]", f"best{o}[{here}]"
@@ -267,6 +320,21 @@ class _Kernel:
         while step < self.w.lanes * self.others:
             steps.append(step)
             step *= 2
+        for j, score in enumerate(self.scores):
+            count = self._state_count(j)
+            for step in steps:
+                lines += [
+                    f"  FOR(j, {count}) {{",
+                    f"    const A other_top = __shfl_xor_sync(~0u, top{j}[j], {step});",
+                    f"    const A other_all = __shfl_xor_sync(~0u, all{j}[j], {step});",
+                    f"    const A most = other_top > top{j}[j] ? other_top : top{j}[j];",
+                    f"    const A up = top{j}[j] == most ? A(1) : power(top{j}[j] - most);",
+                    "    const A other_up = other_top == most ? A(1) : power(other_top - most);",
+                    f"    all{j}[j] = all{j}[j] * up + other_all * other_up;",
+                    f"    top{j}[j] = most;",
+                    *(line for o in self._softs(j) for line in self._join_soft(o, score, step)),
+                    "  }",
+                ]
         for o, output in enumerate(self.program.outputs):
             count = self._count(o)
             for step in steps:
@@ -285,6 +353,16 @@ class _Kernel:
                     ]
         return lines
 
+    def _softs(self, j: int) -> list[int]:
+        return [o for o, whose in self.softmax_of.items() if whose == j and self.program.outputs[o].reduce == "soft"]
+
+    def _join_soft(self, o: int, score: Value, step: int) -> list[str]:
+        """The sums of an output that state j weighs."""
+        one = f"acc{o}[at] = acc{o}[at] * up + __shfl_xor_sync(~0u, acc{o}[at], {step}) * other_up;"
+        if self._count(o) == self._state_count(self.softmax_of[o]):
+            return [f"    {{ const int at = j; {one} }}"]
+        return [f"    FOR(i, VEC) {{ const int at = j * VEC + i; {one} }}"]
+
     def _write(self, o: int) -> list[str]:
         output, slots, width = self.program.outputs[o], self._slots(o), self.widths[o]
         owner, feature = self._owner(o)
@@ -292,9 +370,17 @@ class _Kernel:
         extreme = output.reduce in ("max", "min")
         count = "VEC" if full else "1"
         mine = f"acc{o} + r * VEC" if full else f"acc{o} + r"
+        softmax = []
+        if output.reduce in ("logsumexp", "soft"):
+            j, at = self._state(o)
+            lse = f"top{j}[{at}] + logarithm(all{j}[{at}])"
+            made = lse if output.reduce == "logsumexp" else f"({mine})[i] / all{j}[{at}]"
+            empty = "-infinite()" if output.reduce == "logsumexp" else "A(0)"
+            softmax = [f"  FOR(i, {count}) ({mine})[i] = span.end > span.begin ? {made} : {empty};"]
         whose = f"best{o}[r * VEC + i]" if full else f"best{o}[r]"
         lines = [
             f"FOR(r, R) if ({owner}) {{",
+            *softmax,
             "  if (span.part >= 0) {",
             f"    const int64_t to = span.part * {width} + {feature};",
         ]
@@ -306,6 +392,8 @@ class _Kernel:
         lines.append(f"    FOR(i, {count}) p.part{o}[to + i] = ({mine})[i];")
         if extreme:
             lines.append(f"    FOR(i, {count}) p.pos{o}[to + i] = {whose};")
+        if output.reduce == "soft":
+            lines.append(f"    FOR(i, {count}) p.lse{o}[to + i] = {lse};")
         lines.append("  } else {")
         if output.reduce == "mean":
             lines.append(
@@ -345,6 +433,7 @@ class _Kernel:
                 "    State state;",
                 f"    state.value = static_cast<double>(p.part{o}[piece * {width} + d]);",
                 f"    state.pos = {pos};",
+                *_read_lse(output.reduce, o, width),
                 "    return state;",
                 "  }",
                 "  __device__ __forceinline__ void add(State& state, const State& other) const {",
@@ -354,13 +443,21 @@ class _Kernel:
                     "    if (is_better(other.value, other.pos, state.value, state.pos, "
                     f"{_greatest(output)})) state = other;"
                 )
+            elif output.reduce == "logsumexp":
+                lines.append("    state.lse = log_of_sum(state.lse, other.lse);")
+            elif output.reduce == "soft":
+                lines += [
+                    "    const double both = log_of_sum(state.lse, other.lse);",
+                    "    state.value = weighed(state.value, state.lse, both) + weighed(other.value, other.lse, both);",
+                    "    state.lse = both;",
+                ]
             else:
                 lines.append("    state.value += other.value;")
             lines += [
                 "  }",
                 "  __device__ __forceinline__ void write(const Pieces<I>& pieces, int64_t d,",
                 "                                        const State& state) const {",
-                "    double value = state.value;",
+                f"    double value = state.{'lse' if output.reduce == 'logsumexp' else 'value'};",
             ]
             if output.reduce == "mean":
                 lines.append(
@@ -393,8 +490,25 @@ class _Kernel:
         return lines, slices
 
 
+def _read_lse(reduce: str, o: int, width: int) -> list[str]:
+    """Of a piece, for a state."""
+    place = {"soft": "lse", "logsumexp": "part"}.get(reduce)
+    return [f"    state.lse = static_cast<double>(p.{place}{o}[piece * {width} + d]);"] if place else []
+
+
 def _greatest(output) -> str:
     return "true" if output.reduce == "max" else "false"
+
+
+def _closed(program: Program, domain: int, vec: int, lanes: int, ops: tuple[str, ...] = ("fold",)) -> bool:
+    """True if all sums over features are of features that lanes side by side hold, so that a worker needs no others."""
+    for step in program.steps:
+        if step.op not in ops:
+            continue
+        length, div = int(step.numbers[0]), int(step.numbers[1])
+        if length == 1 or length * div != domain or div % vec or div // vec & (div // vec - 1) or div // vec > lanes:
+            return False
+    return True
 
 
 @functools.lru_cache(maxsize=1024)
@@ -417,8 +531,9 @@ def source_of(program: Program, form: Form) -> Source | None:
 def is_too_wide(program: Program) -> bool:
     """True for a program of so many features that sums over them, its own or those of a gradient, would be loops in
     each lane: the gradient of what is expanded is such a sum."""
+    domain = max(math.prod(s.features) for s in program.steps)
     sums = any(s.op in ("expand", "fold") for s in program.steps)
-    return sums and max(math.prod(s.features) for s in program.steps) > MOST_FEATURES
+    return sums and domain > MOST_FEATURES and not _closed(program, domain, 1, bounds.MESSAGE_LANES, ("expand", "fold"))
 
 
 def whole(source: Source, walk: str) -> str:

@@ -9,7 +9,7 @@ import struct
 import torch
 
 from gnnaccel import _library as lib
-from gnnaccel.ops.messages.program import Program
+from gnnaccel.program.program import Program
 
 _OPS = (
     *("add", "sub", "mul", "div", "max", "min", "gt", "ge", "eq", "keep"),

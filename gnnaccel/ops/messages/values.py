@@ -9,12 +9,12 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-from gnnaccel.ops.messages.program import Program
+from gnnaccel.program.program import Program
 
 View = tuple[tuple[int, int], ...]  # feature d of a lane reads (d / div) % len, and of that the next
 _ONE: View = ((1, 1),)  # of one number: the same for all who read it, so that it is made once
 
-TYPES = {"f32": "float", "f64": "double", "bf16": "Bf16", "i32": "int32_t", "i64": "int64_t"}
+TYPES = {"f32": "float", "f64": "double", "bf16": "Bf16", "f16": "Half", "i32": "int32_t", "i64": "int64_t"}
 
 
 class Form(NamedTuple):
@@ -227,6 +227,8 @@ class Writer:
             text = _SIGMOID[real].format(**given)
         elif step.op == "round_bfloat16":
             text = "rounded({a})".format(**given)
+        elif step.op == "round_float16":
+            text = "rounded_to_half({a})".format(**given)
         elif step.op in _OF_NUMBER:
             text = _OF_NUMBER[step.op].format(p=_number(step.numbers[0]), **given)
         else:
@@ -288,7 +290,7 @@ class Writer:
         step = self.program.steps[number]
         length, div = int(step.numbers[0]), int(step.numbers[1])
         width = self.widths[step.args[0]]
-        if loop is None and width == self.domain and self.slices == 1 and view == self.natural(number):
+        if loop is None and width == self.domain and view == self.natural(number) and self.sees_all(number):
             met = self._meet(number, length, div)
             if met is not None:
                 return met
@@ -297,6 +299,12 @@ class Writer:
     @property
     def slices(self) -> int:
         return -(-self.domain // (self.lanes * self.repeats * self.vec))
+
+    def sees_all(self, number: int) -> bool:
+        """True if a worker has all features that a sum over features is of."""
+        step = self.program.steps[number]
+        length, div = int(step.numbers[0]), int(step.numbers[1])
+        return self.slices == 1 or (length > 1 and length * div == self.domain and self.lanes * self.vec % div == 0)
 
     def natural(self, number: int) -> View:
         """How lanes see a sum over their features."""

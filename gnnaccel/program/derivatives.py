@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from gnnaccel.lower import bounds
-from gnnaccel.ops.messages.program import Builder, Leaf, Program, Shape, Value
+from gnnaccel.program.program import Builder, Leaf, Program, Shape, Value
 
 _SIDES = {"u": "v", "v": "u", "e": "e", "c": "c"}  # of the same edges reversed
 
@@ -27,6 +27,7 @@ _RULES: dict[str, Callable] = {
     "min_p": lambda b, y, g: (b.keep(b.compare("le", y.args[0], y.numbers[0]), g),),
     "keep": lambda b, y, g: (None, b.keep(y.args[0], g)),
     "round_bfloat16": lambda b, y, g: (g,),
+    "round_float16": lambda b, y, g: (g,),
     "round_float32": lambda b, y, g: (g,),
     "rsub_p": lambda b, y, g: (b.unary("neg", g),),
     "rdiv_p": lambda b, y, g: (b.unary("neg", b.div(b.mul(g, y), y.args[0])),),
@@ -51,6 +52,8 @@ _RULES: dict[str, Callable] = {
     "reshape": lambda b, y, g: (b.reshape(g, y.args[0].features),),
     "expand": lambda b, y, g: (b.fold(g, y.args[0].features),),
     "fold": lambda b, y, g: (b.expand(g, y.args[0].features),),
+    "over_sum": lambda b, y, g: (g,),
+    "over_logsumexp": lambda b, y, g: (b.mul(g, b.unary("exp", b.sub(y.args[0], y))),),
 }
 
 
@@ -68,8 +71,14 @@ def _exp_of_square(b: Builder, x: Value) -> Value:
     return b.unary("exp", b.unary("neg", b.mul(x, x)))
 
 
-def adjoints(b: Builder, seeds: list[tuple[Value, Value]]) -> dict[int, Value]:
-    """The gradient to each leaf, by its number, of values whose gradients are the seeds."""
+def adjoints(
+    b: Builder, seeds: list[tuple[Value, Value]], summed: Callable[[Value], Value] | None = None
+) -> dict[int, Value]:
+    """The gradient to each leaf, by its number, of values whose gradients are the seeds.
+
+    summed : makes what each edge gives to a value of its destination the gradient of that; without it, gradients to
+        leaves of destinations are what each edge gives.
+    """
     found: dict[int, Value] = {}
     waiting: dict[int, Value] = {}
 
@@ -91,7 +100,7 @@ def adjoints(b: Builder, seeds: list[tuple[Value, Value]]) -> dict[int, Value]:
         if rule is not None:
             for arg, part in zip(value.args, rule(b, value, gradient), strict=True):
                 if part is not None:
-                    give(arg, part)
+                    give(arg, summed(part) if summed and value.of_edge and not arg.of_edge else part)
     return leaves
 
 

@@ -12,12 +12,13 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
-from gnnaccel.ops._features import broadcast, index_rule
-from gnnaccel.ops.messages.language import Expression
+from gnnaccel.program.language import Expression
+from gnnaccel.program.shapes import broadcast, index_rule
 
 Shape = tuple[int, ...]
-REDUCED = ("sum", "mean", "max", "min")  # to a row for each destination
-REDUCES = (*REDUCED, "none")
+REDUCES = ("sum", "mean", "max", "min", "none")  # of messages
+# To a row for each destination. "soft": the sum, weighted by the softmax of `Output.by`.
+TO_ROWS = ("sum", "mean", "max", "min", "logsumexp", "soft")
 
 
 class Unfit(ValueError):
@@ -35,6 +36,9 @@ class Leaf(NamedTuple):
 class Step(NamedTuple):
     """One primitive (cpp/message_program.h: MessageOp; and "leaf", and "reshape", which is nothing to a kernel).
 
+    "over_sum", "over_max" and "over_logsumexp" reduce a value over the edges of each destination; each edge reads the
+    result back. No kernel knows them: gnnaccel/ops/messages/plan.py splits a program at them.
+
     args : numbers of earlier steps. numbers : its parameters; of a leaf its number.
     """
 
@@ -45,15 +49,18 @@ class Step(NamedTuple):
 
 
 class Output(NamedTuple):
-    """The value of a step, reduced over rows by one of REDUCES.
+    """The value of a step, reduced over rows by one of REDUCES or TO_ROWS.
 
-    Of kernels on CUDA also "row": the value of a row of destinations, that no edge has a part in.
+    Also "row": the value of a row of destinations, that no edge has a part in; and "source": the sum over the edges of
+    each source.
     own : with a sum or mean, the step of what is added to it once for each row; -1: nothing.
+    by : with "soft", the step of the scores, in the features of the value.
     """
 
     step: int
     reduce: str
     own: int = -1
+    by: int = -1
 
 
 class Program:
@@ -100,12 +107,16 @@ def parse(text: str) -> Program:
 
 
 class Value:
-    """A step in the making."""
+    """A step in the making.
 
-    __slots__ = ("args", "features", "number", "numbers", "op")
+    of_edge : it may differ from edge to edge of a destination.
+    """
 
-    def __init__(self, op: str, args: tuple[Value, ...], numbers: tuple, features: Shape, number: int):
+    __slots__ = ("args", "features", "number", "numbers", "of_edge", "op")
+
+    def __init__(self, op: str, args: tuple[Value, ...], numbers: tuple, features: Shape, number: int, of_edge: bool):
         self.op, self.args, self.numbers, self.features, self.number = op, args, numbers, features, number
+        self.of_edge = of_edge
 
     @property
     def width(self) -> int:
@@ -130,8 +141,16 @@ class Builder:
         if found is None and op in ("add", "mul"):  # the same to the last bit
             found = self._made.get((op, key[1][::-1], *key[2:]))
         if found is None:
-            found = self._made[key] = Value(op, args, numbers, features, len(self._made))
+            if op == "leaf":
+                of_edge = self.leaves[numbers[0]].kind in "ue"
+            else:
+                of_edge = not op.startswith("over_") and (op == "winner" or any(a.of_edge for a in args))
+            found = self._made[key] = Value(op, args, numbers, features, len(self._made), of_edge)
         return found
+
+    def values(self) -> list[Value]:
+        """All that was made."""
+        return list(self._made.values())
 
     def leaf(self, number: int) -> Value:
         return self.make("leaf", (), (number,), self.leaves[number].features)
@@ -222,6 +241,18 @@ class Builder:
             return self._with(f"{op}_p", x, y)
         return self._with(f"{_MIRRORED[op]}_p", y, x)
 
+    def over(self, reduce: str, x: Value) -> Value:
+        """A reduction over the edges of each destination: "sum", "mean", "max" or "logsumexp"."""
+        if reduce == "mean":
+            return self.div(self.over("sum", x), self.degrees())
+        if reduce == "sum" and not x.of_edge and x.op != "fill":
+            return self.mul(x, self.degrees())
+        return self.make(f"over_{reduce}", (x,), (), x.features)
+
+    def degrees(self) -> Value:
+        """The number of edges of each destination."""
+        return self.over("sum", self.fill(1.0, ()))
+
     def keep(self, mask: Value, x: Value) -> Value:
         """x where `mask` is not 0, else 0: of an infinite x too, where a product would be NaN."""
         return self._two("keep", mask, x)
@@ -230,9 +261,9 @@ class Builder:
         mask, x, y = self.alike(mask, x, y)
         return self.make("where", (mask, x, y), (), x.features)
 
-    def program(self, outputs: Sequence[tuple[Value, str] | tuple[Value, str, Value]]) -> tuple[Program, list[int]]:
-        """The program of `outputs`, value, reduce and what is added, without what they do not need, and which of the
-        leaves it has."""
+    def program(self, outputs: Sequence[tuple]) -> tuple[Program, list[int]]:
+        """The program of `outputs`, each value, reduce and, as in Output, own and by, without what they do not need;
+        and which of the leaves it has."""
         needed: dict[int, Value] = {}
         waiting = [x for output in outputs for x in output if isinstance(x, Value)]
         while waiting:
@@ -252,7 +283,7 @@ class Builder:
                 kept.append(value.numbers[0])
             steps.append(Step(value.op, tuple(place[a.number] for a in value.args), numbers, value.features))
         found = tuple(
-            Output(place[value.number], reduce, *(place[own.number] for own in added))
+            Output(place[value.number], reduce, *(-1 if own is None else place[own.number] for own in added))
             for value, reduce, *added in outputs
         )
         return Program(tuple(self.leaves[i] for i in kept), tuple(steps), found), kept
@@ -387,6 +418,7 @@ FUNCTIONS: dict[str, Callable] = {
     "hardswish": _hardswish,
     "hardtanh": lambda b, x, low=-1.0, high=1.0: _clamp(b, x, low, high),
     "round": lambda b, x, dtype: b.unary(f"round_{dtype}", x),
+    "softmax": lambda b, x: b.unary("exp", b.sub(x, b.over("logsumexp", x))),
     "sum": _sum,
     "reshape": Builder.reshape,
 }

@@ -26,7 +26,7 @@ class Expression:
     Parameters
     ----------
     function : str
-        "leaf", whose options are its kind and name, or a key of `gnnaccel.ops.messages.program.FUNCTIONS`.
+        "leaf", whose options are its kind and name, or a key of `gnnaccel.program.program.FUNCTIONS`.
     args : tuple of Expression and float
     options : tuple
         Numbers that the function takes (a slope, bounds, the shape of a reshape), words and None.
@@ -220,6 +220,11 @@ def sum(x: Expression, dims: int | Sequence[int] = -1, keepdim: bool = False) ->
 def dot(x: Expression, y: Expression, keepdim: bool = False) -> Expression:
     """Sum of the products over the last feature dimension."""
     return sum(x * y, -1, keepdim)
+
+
+def softmax(x: Expression) -> Expression:
+    """exp(x) over its sum on the edges of each destination."""
+    return Expression("softmax", (x,))
 
 
 def reshape(x: Expression, features: tuple[int, ...]) -> Expression:
