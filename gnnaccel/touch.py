@@ -68,6 +68,15 @@ def _need(path: str) -> Any:
 
 plain_functions: Any = _need("_C.DisableTorchFunctionSubclass")
 """A context in which functions of torch treat our subclasses of Tensor as ordinary ones."""
+functions_are_overridden = _find("_C._is_torch_function_enabled", None, "layers' calls are not made again from records")
+"""() -> False in `plain_functions`."""
+_GETTERS = ("_version", "_base", "grad_fn", "is_leaf", "requires_grad")
+ASKED = {getattr(Tensor, name).__get__ for name in _GETTERS if hasattr(Tensor, name)}
+ASKED |= {Tensor.data_ptr, Tensor.stride, Tensor.storage_offset, Tensor.is_inference, Tensor.is_contiguous}
+ASKED |= {torch.result_type}
+"""Functions that ask for none of a tensor's values, and give none."""
+SWITCHING = frozenset(("_set_grad_enabled",))
+"""Names of functions that torch's contexts are made of, and that are not of tensors."""
 below_autograd: Any = _need("_C._AutoDispatchBelowAutograd")
 """A context in which ops run their kernels, and nothing is recorded."""
 

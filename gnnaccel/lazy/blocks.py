@@ -32,6 +32,7 @@ from gnnaccel.lazy.expression import (
     without_autocast,
 )
 from gnnaccel.lower import bounds
+from gnnaccel.recording import call
 
 
 class Slot(NamedTuple):
@@ -379,14 +380,14 @@ def _differentiated(graph, program, reduce, operands, needs, grad, again) -> Ite
     if reduce == "logsumexp":
         out = _plain_logsumexp(graph, message)
     elif reduce is not None:
-        out = ops.spmm(graph, None, message, "copy_rhs", reduce)
+        out = call(ops.spmm, graph, None, message, "copy_rhs", reduce)
     asked = [x for x, n in zip(operands, needs, strict=True) if n]
     found = iter(torch.autograd.grad(out, asked, grad, create_graph=again, allow_unused=True))
     return (next(found) if n else None for n in needs)
 
 
 def _plain_logsumexp(graph: Graph, message: Tensor) -> Tensor:
-    top = ops.spmm(graph, None, message.detach(), "copy_rhs", "max")
+    top = call(ops.spmm, graph, None, message.detach(), "copy_rhs", "max")
     shifted = message - ops.sddmm(graph, top, None, "copy_lhs", "v")
     return top + ops.spmm(graph, None, shifted.exp(), "copy_rhs").clamp_min(1e-38).log()
 
@@ -411,7 +412,7 @@ def narrowed(graph: Graph, expression):
     inner = replace(expression, args=args, versions=())
     if expression.function is softmaxed:
         rows = args[0] if isinstance(args[0], Tensor) else edge_values(graph, args[0])
-        return ops.edge_softmax(graph, rows)
+        return call(ops.edge_softmax, graph, rows)
     if math.prod(expression.features) > bounds.STORED_FEATURES or not inner.late:
         return inner
     return edge_values(graph, inner)
@@ -430,7 +431,7 @@ def edge_values(graph: Graph, expression: Expression) -> Tensor:
     if found is not None:
         return found[0]
     program, operands = compiled(graph, expression)
-    return _Blocks.apply(graph, program, None, expression.features, expression.dtype, *operands)
+    return call(_Blocks.apply, graph, program, None, expression.features, expression.dtype, *operands)
 
 
 def dot(graph: Graph, expression: Expression) -> Tensor | None:
@@ -443,7 +444,7 @@ def dot(graph: Graph, expression: Expression) -> Tensor | None:
     ends = {a.side: a.value for a in inner.args if isinstance(a, Leaf)}
     if len(ends) != 2 or ends["u"].shape[1:] != ends["v"].shape[1:] or ends["u"].dtype != ends["v"].dtype:
         return None
-    out = ops.sddmm(graph, ends["u"].to(expression.dtype), ends["v"].to(expression.dtype), "dot", "u", "v")
+    out = call(ops.sddmm, graph, ends["u"].to(expression.dtype), ends["v"].to(expression.dtype), "dot", "u", "v")
     return out if expression.kwargs["keepdim"] else out.squeeze(-1)
 
 
@@ -460,4 +461,4 @@ def edge_reduce(graph: Graph, expression: Expression, reduce: str) -> Tensor:
     if found is not None:
         return found
     program, operands = compiled(graph, expression)
-    return _Blocks.apply(graph, program, reduce, expression.features, expression.dtype, *operands)
+    return call(_Blocks.apply, graph, program, reduce, expression.features, expression.dtype, *operands)

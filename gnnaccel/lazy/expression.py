@@ -20,6 +20,7 @@ from gnnaccel import ops
 from gnnaccel.graph.cache import derived
 from gnnaccel.graph.csr import Graph
 from gnnaccel.lower import bounds
+from gnnaccel.recording import call
 
 SIDES = {"u": "num_cols", "v": "num_rows"}
 
@@ -120,7 +121,7 @@ def joined(*parts: Tensor) -> Tensor:
 
 def softmaxed(rows: Tensor, graph: Graph) -> Tensor:
     """exp(rows) over its sum on the edges of each destination."""
-    return ops.edge_softmax(graph, rows)
+    return call(ops.edge_softmax, graph, rows)
 
 
 _WAITING = (
@@ -142,11 +143,16 @@ def clean(graph: Graph, leaf: Leaf) -> Tensor:
 
     A function of gathered rows never sees the others: 1 / x of an unread zero would be infinite, and its gradient NaN.
     """
-    read = None if leaf.clean else _read(graph, leaf.side)
-    if read is None:
+    if leaf.clean or _read(graph, leaf.side) is None:
         return leaf.value
+    return call(_cleaned, graph, leaf.side, leaf.value)
+
+
+def _cleaned(graph: Graph, side: str, value: Tensor) -> Tensor:
+    read = _read(graph, side)
+    assert read is not None
     mask, first = read
-    return torch.where(mask.view(-1, *(1,) * (leaf.value.dim() - 1)), leaf.value, leaf.value.detach()[first])
+    return torch.where(mask.view(-1, *(1,) * (value.dim() - 1)), value, value.detach()[first])
 
 
 def _read(graph: Graph, side: str) -> tuple[Tensor, int] | None:
@@ -190,14 +196,14 @@ _SDDMM = {torch.add: "add", torch.sub: "sub", torch.mul: "mul", torch.div: "div"
 def gathered(graph: Graph, expression: Expression) -> Tensor:
     """The rows of an expression, [E, ...] in edge-id order, differentiable."""
     if isinstance(expression, Leaf):
-        return ops.sddmm(graph, expression.value, None, "copy_lhs", expression.side)
+        return call(ops.sddmm, graph, expression.value, None, "copy_lhs", expression.side)
     op = _SDDMM.get(expression.function)
     if op is not None and not expression.kwargs:
         operands = [(a.value, a.side) if isinstance(a, Leaf) else (a, "e") for a in expression.args]
         if all(is_rows(value, graph, side, len(expression.features)) for value, side in operands):
             (lhs, left), (rhs, right) = operands
             if left != right and lhs.dtype == rhs.dtype:
-                return ops.sddmm(graph, lhs, rhs, op, left, right)
+                return call(ops.sddmm, graph, lhs, rhs, op, left, right)
     args = [gathered(graph, a) if isinstance(a, (Leaf, Apply)) else a for a in expression.args]
     with without_autocast(graph.device):
         return expression.function(*args, **expression.kwargs)

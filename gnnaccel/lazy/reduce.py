@@ -25,6 +25,7 @@ from gnnaccel.lazy.expression import (
 )
 from gnnaccel.lazy.tensor import Lazy, lift, waits
 from gnnaccel.lower import bounds
+from gnnaccel.recording import call
 
 
 class Unsupported(Exception):
@@ -113,7 +114,7 @@ def reduced(graph, messages: Tensor, reduce: str, dim: int = 0) -> Tensor:
         messages = messages.rows() if isinstance(messages, Lazy) else messages
     if isinstance(messages, Lazy):
         messages = messages.rows(f"{reduce} of messages that are no product")
-    return _back(ops.spmm(graph, None, messages.movedim(dim, 0), "copy_rhs", reduce), dim)
+    return _back(call(ops.spmm, graph, None, messages.movedim(dim, 0), "copy_rhs", reduce), dim)
 
 
 def _with_softmax(graph, messages: Lazy, reduce: str) -> Tensor | None:
@@ -138,12 +139,12 @@ def _of_expression(graph, expression: Expression, reduce: str) -> Tensor | None:
     form = product(graph, expression)
     if form is not None:
         x, weight, features = form
-        return reshaped(ops.spmm(graph, x, weight, reduce=reduce), features)
+        return reshaped(call(ops.spmm, graph, x, weight, reduce=reduce), features)
     if isinstance(expression, Apply) and _maps_rows(expression) and reduce in ("sum", "mean"):
         inner = expression.args[0]
         out = _of_expression(graph, inner, reduce)
         if out is None:
-            out = ops.spmm(graph, None, gathered(graph, inner), "copy_rhs", reduce)
+            out = call(ops.spmm, graph, None, gathered(graph, inner), "copy_rhs", reduce)
         return _mapped_sum(graph, expression, out, reduce)
     found = programs.reduced(graph, expression, reduce)
     out = None if found is None else found[0]
@@ -183,7 +184,7 @@ def softmax(graph: Graph, scores: Tensor) -> Tensor:
     if is_wide and blocks.not_stored(graph, scores.expression):  # type: ignore[attr-defined]
         top = blocks.edge_reduce(graph, scores.expression, "logsumexp")  # type: ignore[attr-defined]
         return (scores - lift(scores.trip, "v", top)).exp()  # type: ignore[attr-defined]
-    return ops.edge_softmax(graph, scores.rows() if isinstance(scores, Lazy) else scores)
+    return call(ops.edge_softmax, graph, scores.rows() if isinstance(scores, Lazy) else scores)
 
 
 def softmax_sum(graph: Graph, scores: Tensor, values: Tensor) -> Tensor | None:

@@ -128,6 +128,7 @@ SMALL_GRAPH = bound(
     {"cpu": 1 << 14, "cuda": 1 << 20}, "edges", "CPU, CUDA", REASONED, "up to this a graph may be one that is used once"
 )
 # A sampled block passes through a few layers, forward and backward, and is gone.
+KEPT_CALLS = bound(8, "kinds of calls", "any", REASONED, "so many a layer keeps, to make them again without its code")
 NEW_GRAPH_USES = bound(8, "uses", "any", REASONED, "before so many a graph may be a sampled one, gone after its step")
 # Two cores; 16 lose on graphs whose edges lie in order.
 SOURCES_MATTER = bound(

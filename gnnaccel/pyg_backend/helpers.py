@@ -20,7 +20,7 @@ from torch_geometric import EdgeIndex, is_compiling, utils
 from torch_geometric.nn.conv.gcn_conv import gcn_norm
 from torch_geometric.typing import WITH_TORCH_SPARSE, SparseTensor, torch_sparse
 
-from gnnaccel import ops, touch
+from gnnaccel import bytecode, ops, touch
 from gnnaccel.graph import modes
 from gnnaccel.graph.cache import derived, stamp
 from gnnaccel.lazy.reduce import refusal, takes
@@ -385,7 +385,7 @@ def uses_helpers(function) -> bool:
         return False
     if uses_helpers(_decorated(function)):
         return True
-    names = function.__code__.co_names
+    names = [name for code in bytecode.parts_of(function.__code__) for name in code.co_names]
     values = [function.__globals__.get(name) for name in names]
     if any(isinstance(value, types.FunctionType) and value in _OURS for value in values):
         return True

@@ -4,6 +4,7 @@ and our reductions inside, or left to PyG.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 import time
@@ -24,6 +25,7 @@ from gnnaccel.pyg_backend.attention import Deferred
 from gnnaccel.pyg_backend.bases import factors, weighs_messages
 from gnnaccel.pyg_backend.call import Call, alone, current, note_outcome
 from gnnaccel.pyg_backend.graph import Edges, Unsupported, nonzeros_of
+from gnnaccel.pyg_backend.kept import Attempt
 from gnnaccel.pyg_backend.touch import (
     DECOMPOSED,
     EXPLAINED,
@@ -253,21 +255,30 @@ def _in_call(conv, plain: Any, name: str, edge_index, size, kwargs: dict, kind: 
     start = time.perf_counter()
     function = getattr(plain, name)
     updating = name == "edge_updater"
-    call = None
+    call = attempt = None
     try:
         edges = _edges(conv, plain, name, edge_index, size)
         _note_sizes(edges, edge_user_args(conv) if updating else user_args(conv), kwargs)
+        if not updating and not report.timing:
+            attempt = Attempt(conv, plain, edges, kwargs)
+            if (kept := attempt.kept) is not None:
+                out = kept.recorded.again(attempt.given(kwargs))
+                report.record(kind + " segment" * bool(kept.gathered), start, kept.gathered)
+                return out
         doubt = _FUSED if _is_fused(conv, edges) and not updating else distrust(conv)
         call = Call(edges, lazily=doubt is None)
     except Unsupported as error:
         report.fallback(kind, str(error))
     if call is None:  # out of the handler: an error that PyG raises has none of ours behind it
         return alone(function, conv, edge_index, **kwargs)
-    with call:
+    recorder = None if attempt is None else attempt.recorder
+    with call, recorder or contextlib.nullcontext():
         out = function(conv, edge_index, **kwargs)
     if type(out) is not Tensor:
         out = touch.pytree.tree_map_only(Lazy, lambda x: x.rows("a result with one row per edge"), out)
     call.settle()
+    if recorder is not None and attempt is not None and call.used and doubt is None:
+        attempt.keep(out, call.gathered)
     if not (call.used or (updating and call.lifted)):
         reason = reason or call.refused or doubt or call.gathered
         report.fallback(kind, reason or "its aggregation is none of sums, means and extrema")

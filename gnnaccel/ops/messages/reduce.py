@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from gnnaccel import _library as lib
-from gnnaccel import _operators, report, touch
+from gnnaccel import _operators, recording, report, touch
 from gnnaccel.graph.csr import Graph
 from gnnaccel.ops import _arrays, _check, reference
 from gnnaccel.ops._arrays import Structure, arrays_of, needs_grad
@@ -19,6 +19,7 @@ from gnnaccel.ops.messages import generated
 from gnnaccel.ops.messages.layer import layer
 from gnnaccel.ops.messages.plan import is_plain
 from gnnaccel.ops.messages.source import is_too_wide
+from gnnaccel.ops.messages.together import together
 from gnnaccel.ops.messages.walks import dispatched, walk
 from gnnaccel.ops.spmm import spmm_op
 from gnnaccel.program.derivatives import Ahead, Half, ahead, gradients, twins
@@ -188,6 +189,10 @@ def _operand(graph: Graph, kind: str, name: str, operands: Mapping[str, Tensor])
 
 def evaluate(graph: Graph, program: Program, operands: list[Tensor], dtype: torch.dtype) -> list[Tensor]:
     """The outputs of a program of checked operands, one for each of its leaves."""
+    return recording.call(_evaluate, graph, program, operands, dtype)
+
+
+def _evaluate(graph: Graph, program: Program, operands: list[Tensor], dtype: torch.dtype) -> list[Tensor]:
     plain = all(computes(t, graph.device) for t in (dtype, *(x.dtype for x in operands)))
     fused = plain and is_fused(graph) and not (graph.indptr.is_cuda and is_too_wide(program))
     if not fused or torch.compiler.is_compiling() or touch.transforming():
@@ -201,6 +206,11 @@ def evaluate(graph: Graph, program: Program, operands: list[Tensor], dtype: torc
 def computes(dtype: torch.dtype, device: torch.device) -> bool:
     """True for a dtype that operands and results of programs may have."""
     return dtype in _COMPUTED or (dtype == torch.float16 and device.type == "cuda")
+
+
+def joined(recorded: recording.Recorded) -> recording.Recorded:
+    """A recording whose programs on one graph run together if they can."""
+    return together(recorded, _evaluate)
 
 
 def is_fused(graph: Graph) -> bool:
