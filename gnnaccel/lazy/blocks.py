@@ -27,6 +27,7 @@ from gnnaccel.lazy.expression import (
     Expression,
     Leaf,
     gathered,
+    has_softmax,
     is_rows,
     softmaxed,
     without_autocast,
@@ -404,15 +405,34 @@ def not_stored(graph: Graph, expression: Expression) -> bool:
     return are_large(graph, expression) or (graph.indptr.is_cuda and programs.translated(graph, expression) is not None)
 
 
+def rows_of(graph: Graph, expression) -> Tensor:
+    """The rows of an expression, by walks that make all but its linear maps at once, if there is more to make than what
+    a kernel of its own does."""
+    if not isinstance(expression, Apply):
+        return gathered(graph, expression) if isinstance(expression, Leaf) else expression
+    parts = [arg for arg in expression.args if isinstance(arg, Apply)]
+    if not parts:
+        return gathered(graph, expression)
+    if (product := dot(graph, expression)) is not None:
+        return product
+    found = programs.reduced(graph, expression, "none")
+    if found is not None:
+        return found[0]
+    args = [rows_of(graph, arg) if isinstance(arg, (Leaf, Apply)) else arg for arg in expression.args]
+    with without_autocast(graph.device):
+        return expression.function(*args, **expression.kwargs)
+
+
 def narrowed(graph: Graph, expression):
     """An expression with what is narrow in it, and softmaxes over edges, stored: a tensor if it is itself."""
     if not isinstance(expression, Apply) or not expression.late:
         return expression
+    if math.prod(expression.features) <= bounds.STORED_FEATURES and not has_softmax(expression):
+        return rows_of(graph, expression)
     args = tuple(narrowed(graph, arg) for arg in expression.args)
     inner = replace(expression, args=args, versions=())
     if expression.function is softmaxed:
-        rows = args[0] if isinstance(args[0], Tensor) else edge_values(graph, args[0])
-        return call(ops.edge_softmax, graph, rows)
+        return call(ops.edge_softmax, graph, rows_of(graph, args[0]))
     if math.prod(expression.features) > bounds.STORED_FEATURES or not inner.late:
         return inner
     return edge_values(graph, inner)

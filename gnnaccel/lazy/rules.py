@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -23,6 +24,7 @@ from gnnaccel.lower import bounds
 from gnnaccel.program.shapes import broadcast
 
 TENSORS = (Tensor, torch.nn.Parameter)
+_TINY = 1e-38  # instead of 0 below a root
 
 
 def hoist(x: Lazy, function, *args, **kwargs) -> Any:
@@ -283,11 +285,28 @@ def _sum(x: Lazy, where: tuple[int, ...], keep: bool):
     return make(x.trip, torch.sum, (_as_autocast(x, dtype),), kept, dtype, options)
 
 
-def _norm(func, x, p="fro", dim=None, *args, **kwargs):
+def _norm(func, x, p="fro", dim=None, keepdim=False, **kwargs):
     """Tensor.norm and torch.norm, which have the order before the dimension."""
-    if not isinstance(x, Lazy) or not x.pending or not isinstance(x.expression, Leaf) or feature_dim(x, dim) is None:
+    if not isinstance(x, Lazy) or not x.pending or feature_dim(x, dim) is None:
         return NotImplemented
-    return lift(x.trip, x.expression.side, hoist(x, func, p, dim, *args, **kwargs), clean=True)
+    if isinstance(x.expression, Leaf):
+        return lift(x.trip, x.expression.side, hoist(x, func, p, dim, keepdim, **kwargs), clean=True)
+    if p not in ("fro", None, 2) or not isinstance(keepdim, bool) or any(v is not None for v in kwargs.values()):
+        return NotImplemented
+    # Whose derivative at 0 is 0, as torch has it.
+    return (x * x).sum(dim, keepdim).clamp_min(_TINY).sqrt()
+
+
+def _linalg_norm(func, x, ord=None, dim=None, keepdim=False, **kwargs):
+    return _norm(func, x, 2 if ord is None else ord, dim, keepdim, **kwargs)
+
+
+def _normalize(func, x, p=2.0, dim=1, eps=1e-12, out=None):
+    if not isinstance(x, Lazy) or not x.pending or feature_dim(x, dim) is None or out is not None:
+        return NotImplemented
+    if isinstance(x.expression, Leaf):
+        return lift(x.trip, x.expression.side, hoist(x, func, p, dim, eps), clean=True)
+    return x / x.norm(p, dim, True).clamp_min(eps)
 
 
 def _getitem(func, x, key):
@@ -317,10 +336,44 @@ def _getitem(func, x, key):
 
 def _parts(func, x, size, dim=0):
     """split, chunk, tensor_split along a feature dimension."""
-    if not isinstance(x, Lazy) or not x.pending or feature_dim(x, dim) is None or not isinstance(x.expression, Leaf):
+    if not isinstance(x, Lazy) or not x.pending or feature_dim(x, dim) is None:
         return NotImplemented
-    leaf = x.expression
-    return tuple(lift(x.trip, leaf.side, part, clean=leaf.clean) for part in func(leaf.value, size, dim))
+    leaf, at = x.expression, feature_dim(x, dim)
+    if isinstance(leaf, Leaf):
+        return tuple(lift(x.trip, leaf.side, part, clean=leaf.clean) for part in func(leaf.value, size, dim))
+    total, name = x.shape[at], func.__name__
+    if name not in ("split", "chunk") or (name == "chunk" and not isinstance(size, int)):
+        return NotImplemented
+    if isinstance(size, int):
+        step = size if name == "split" else -(-total // size)
+        size = [min(step, total - start) for start in range(0, total, step)]
+    starts = [sum(size[:n]) for n in range(len(size))]
+    parts = [_part_of(leaf, at - 1 - len(leaf.features), *each) for each in zip(starts, size, strict=True)]
+    if sum(size) != total or 0 in size or None in parts:
+        return NotImplemented
+    return tuple(make(x.trip, p.function, p.args, p.features, p.dtype, p.kwargs) for p in parts)
+
+
+def _part_of(expression, dim: int, start: int, length: int):
+    """Features start .. start + length - 1 of dimension `dim`, counted from the last; None of what is not number by
+    number."""
+    if isinstance(expression, Leaf):
+        if len(expression.features) < -dim or expression.features[dim] == 1:
+            return expression
+        return Leaf(expression.side, expression.value.narrow(dim, start, length), expression.clean)
+    if isinstance(expression, Tensor):
+        whole = expression.dim() < -dim or expression.shape[dim] == 1
+        return expression if whole else expression.narrow(dim, start, length)
+    if not isinstance(expression, Apply) or len(expression.features) < -dim or expression.features[dim] == 1:
+        return expression
+    if expression.function not in ELEMENTWISE:
+        return None
+    args = [_part_of(a, dim, start, length) for a in expression.args]
+    if any(part is None and arg is not None for part, arg in zip(args, expression.args, strict=True)):
+        return None
+    features = list(expression.features)
+    features[dim] = length
+    return replace(expression, args=tuple(args), features=tuple(features), versions=())
 
 
 def _new(func, x, *args, **kwargs):
@@ -368,6 +421,8 @@ def _rules() -> dict:
     put(_flatten, "flatten")
     put(_over_features, "sum", "mean", "softmax", "logsumexp", "amax", "amin")
     put(_norm, "norm")
+    put(_linalg_norm, "norm", "vector_norm", holders=(torch.linalg,))
+    put(_normalize, "normalize", holders=(F,))
     put(_over_features, "softmax", "log_softmax", holders=(F,))
     put(_getitem, "__getitem__", holders=(Tensor,))
     put(_parts, "split", "chunk", "tensor_split")
@@ -388,13 +443,13 @@ def _metadata() -> set:
 
 
 RULES.update(_rules())
-LATE.update(
-    f
-    for f, rule in RULES.items()
-    if rule
-    in (_unary, _cast, _subtracted, _divided_by, _dropout, _detach, _same, _reshape, unsqueeze, _squeeze, _flatten)
-    or rule.__name__ == "_elementwise"
+_OF_WAITING = frozenset(
+    [
+        *(_unary, _cast, _subtracted, _divided_by, _dropout, _detach, _same, _reshape, unsqueeze, _squeeze, _flatten),
+        *(_over_features, _norm, _linalg_norm, _normalize, _parts),
+    ]
 )
+LATE.update(f for f, rule in RULES.items() if rule in _OF_WAITING or rule.__name__ == "_elementwise")
 ELEMENTWISE.update(
     f
     for f, rule in RULES.items()

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from gnnaccel import touch
 from gnnaccel.graph.csr import Graph
-from gnnaccel.lazy.blocks import narrowed
+from gnnaccel.lazy.blocks import narrowed, rows_of
 from gnnaccel.lazy.deferred import Deferred
 from gnnaccel.lazy.expression import Apply, Expression, Leaf, detached, gathered, tensors_of, written
 from gnnaccel.lower import bounds
@@ -55,9 +55,11 @@ class Trip:
         """The rows of a feature that was lifted here. `reason` is noted if they are wide (or `always`)."""
         if self.gathered is None and (always or math.prod(lazy.expression.features) > bounds.STORED_FEATURES):
             self.gathered = reason
-        expression = narrowed(self.graph, lazy.expression) if waits(self.graph) else lazy.expression
-        rows = expression if isinstance(expression, Tensor) else gathered(self.graph, expression)
-        return rows.movedim(0, lazy.axis)
+        made = gathered
+        expression = lazy.expression
+        if waits(self.graph):
+            made, expression = rows_of, narrowed(self.graph, expression)
+        return made(self.graph, expression).movedim(0, lazy.axis)
 
     def settle(self) -> None:
         """Make ordinary tensors of features that somebody keeps beyond the call, in which their nodes may change."""

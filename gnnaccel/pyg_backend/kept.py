@@ -31,8 +31,8 @@ from gnnaccel.recording import Recorded, Recorder, is_possible
 
 _SCALARS = (type(None), bool, int, float, str, torch.dtype, torch.device)
 _TENSORS = (Tensor, torch.nn.Parameter)
-_METHODS = ("message", "aggregate", "update")
-_AROUND = ("propagate", "collect", "_collect", "message_and_aggregate")
+_METHODS = ("message", "aggregate", "update", "edge_update")
+_AROUND = ("propagate", "edge_updater", "collect", "edge_collect", "_collect", "message_and_aggregate")
 _SETS = frozenset(f"set {what}" for what in ("attribute", "global", "free", "name")) | {"delete global", "import"}
 _PACKAGES = ("torch", "math", "torch_geometric", "builtins", "typing")
 _FORBIDDEN = (print, input, open, setattr, delattr, globals, id, hash, next)
@@ -89,9 +89,10 @@ _calls: weakref.WeakKeyDictionary[MessagePassing, dict] = weakref.WeakKeyDiction
 
 
 class Attempt:
-    """One call: `kept` if it can be made again; with a `recorder` if it is to be recorded."""
+    """One call of `name`, propagate() or edge_updater(): `kept` if it can be made again; with a `recorder` if it is to
+    be recorded."""
 
-    def __init__(self, conv: MessagePassing, plain: Any, edges: Edges, kwargs: dict):
+    def __init__(self, conv: MessagePassing, plain: Any, name: str, edges: Edges, kwargs: dict):
         self.kept: Kept | None = None
         self.recorder: Recorder | None = None
         key = _key(edges, kwargs) if type(edges.edge_index) is Tensor and is_possible() else None
@@ -99,7 +100,7 @@ class Attempt:
             return
         graph = self._graph = edges.graph()
         self._found = _calls.setdefault(conv, {})
-        self._key = key = (id(graph), *key)
+        self._key = key = (id(graph), name, *key)
         known = self._found.get(key)
         if isinstance(known, Kept):
             if known.holds(conv, plain, graph):
@@ -212,7 +213,7 @@ def _reads_of(plain: Any, methods: tuple) -> _Reads | None:
 def _is_pygs(function: Any) -> bool:
     """True for a function of PyG's, or one that it has generated."""
     where = getattr(function, "__module__", None) or ""
-    return where.startswith("torch_geometric.") or where.endswith("_propagate")
+    return where.startswith("torch_geometric.") or where.endswith(("_propagate", "_edge_updater"))
 
 
 def _values(free: Iterable) -> list[Any]:

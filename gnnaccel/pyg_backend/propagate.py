@@ -259,8 +259,8 @@ def _in_call(conv, plain: Any, name: str, edge_index, size, kwargs: dict, kind: 
     try:
         edges = _edges(conv, plain, name, edge_index, size)
         _note_sizes(edges, edge_user_args(conv) if updating else user_args(conv), kwargs)
-        if not updating and not report.timing:
-            attempt = Attempt(conv, plain, edges, kwargs)
+        if not report.timing:
+            attempt = Attempt(conv, plain, name, edges, kwargs)
             if (kept := attempt.kept) is not None:
                 out = kept.recorded.again(attempt.given(kwargs))
                 report.record(kind + " segment" * bool(kept.gathered), start, kept.gathered)
@@ -274,12 +274,13 @@ def _in_call(conv, plain: Any, name: str, edge_index, size, kwargs: dict, kind: 
     recorder = None if attempt is None else attempt.recorder
     with call, recorder or contextlib.nullcontext():
         out = function(conv, edge_index, **kwargs)
-    if type(out) is not Tensor:
-        out = touch.pytree.tree_map_only(Lazy, lambda x: x.rows("a result with one row per edge"), out)
+        if type(out) is not Tensor:
+            out = touch.pytree.tree_map_only(Lazy, lambda x: x.rows("a result with one row per edge"), out)
     call.settle()
-    if recorder is not None and attempt is not None and call.used and doubt is None:
+    of_ours = call.used or (updating and call.lifted)
+    if recorder is not None and attempt is not None and of_ours and doubt is None:
         attempt.keep(out, call.gathered)
-    if not (call.used or (updating and call.lifted)):
+    if not of_ours:
         reason = reason or call.refused or doubt or call.gathered
         report.fallback(kind, reason or "its aggregation is none of sums, means and extrema")
     elif call.gathered or doubt not in (None, _FUSED):

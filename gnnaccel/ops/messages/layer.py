@@ -116,9 +116,12 @@ class _Layer(_operators.Function):
         given = [pool[i] for i in made.operands]
         dtypes = tuple(operands[i].dtype for i in made.targets)
         outs = layer(arrays, made.program, given, dtypes)  # type: ignore[arg-type]
-        found: list[Tensor | None] = [torch.zeros_like(x) if w else None for x, w in zip(operands, wanted, strict=True)]
+        found: list[Tensor | None] = [None] * len(operands)
         for i, out in zip(made.targets, outs, strict=True):
             found[i] = out.sum(0).reshape(operands[i].shape) if program.leaves[i].kind == "c" else out
+        for i, operand in enumerate(operands):
+            if wanted[i] and found[i] is None:
+                found[i] = torch.zeros_like(operand)
         return None, None, None, None, *found
 
 
