@@ -413,8 +413,9 @@ class SeenOps(TorchDispatchMode):
         self._rows = num_edges
 
     def __enter__(self):
-        self._sizes = bounds.STORED_BYTES, bounds.BLOCK_BYTES, bounds.FEW_MESSAGES
-        bounds.STORED_BYTES, bounds.BLOCK_BYTES, bounds.FEW_MESSAGES = {}, {"cpu": 16 * D * 8, "cuda": 16 * D * 8}, {}
+        self._sizes = bounds.STORED_BYTES, bounds.STORED_COSTLY_BYTES, bounds.BLOCK_BYTES, bounds.FEW_MESSAGES
+        bounds.STORED_BYTES, bounds.STORED_COSTLY_BYTES, bounds.FEW_MESSAGES = {}, {}, {}
+        bounds.BLOCK_BYTES = {"cpu": 16 * D * 8, "cuda": 16 * D * 8}
         self._compiled, blocks.compiled = blocks.compiled, self._noted
         return super().__enter__()
 
@@ -423,7 +424,12 @@ class SeenOps(TorchDispatchMode):
         return self._compiled(graph, expression)
 
     def __exit__(self, *exception):
-        bounds.STORED_BYTES, bounds.BLOCK_BYTES, bounds.FEW_MESSAGES = self._sizes
+        (
+            bounds.STORED_BYTES,
+            bounds.STORED_COSTLY_BYTES,
+            bounds.BLOCK_BYTES,
+            bounds.FEW_MESSAGES,
+        ) = self._sizes
         blocks.compiled = self._compiled
         return super().__exit__(*exception)
 

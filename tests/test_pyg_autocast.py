@@ -61,6 +61,7 @@ def sizes(request, monkeypatch):
     """Messages all made at once, or in blocks of a few edges."""
     if request.param == "in blocks":
         monkeypatch.setattr(bounds, "STORED_BYTES", {})
+        monkeypatch.setattr(bounds, "STORED_COSTLY_BYTES", {})
         monkeypatch.setattr(bounds, "BLOCK_BYTES", {"cpu": 900, "cuda": 900})
 
 

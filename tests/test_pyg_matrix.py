@@ -111,6 +111,7 @@ def without_programs(request, monkeypatch):
     monkeypatch.setattr(programs, "translated", lambda graph, expression: None)
     if request.param != "stored":
         monkeypatch.setattr(bounds, "STORED_BYTES", {})
+        monkeypatch.setattr(bounds, "STORED_COSTLY_BYTES", {})
         monkeypatch.setattr(bounds, "BLOCK_BYTES", {"cpu": 9000, "cuda": 9000})
     if request.param == "in blocks, twice":
         monkeypatch.setattr(blocks, "_may_scatter", lambda graph, sources: False)

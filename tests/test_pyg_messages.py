@@ -69,6 +69,7 @@ ROWS_FOR_GRADIENTS = {**ROWS, **dict.fromkeys(("to int and back", "to bool and b
 def test_messages(name, aggr, stored, monkeypatch):
     if not stored:
         monkeypatch.setattr(bounds, "STORED_BYTES", {})
+        monkeypatch.setattr(bounds, "STORED_COSTLY_BYTES", {})
     torch.manual_seed(0)
     plain = Layer(MESSAGES[name], aggr)
     ours = pyg_backend.accelerate(copy.deepcopy(plain))
@@ -102,6 +103,7 @@ def test_a_map_of_a_difference_keeps_its_digits():
 def test_a_map_of_an_end_that_occurs_twice(name, monkeypatch):
     """Is one map of it; the errors to float64, of gradients too, are no larger than PyG's own."""
     monkeypatch.setattr(bounds, "STORED_BYTES", {})
+    monkeypatch.setattr(bounds, "STORED_COSTLY_BYTES", {})
     torch.manual_seed(0)
     layer, data = Layer(MESSAGES[name], "sum"), torch.randn(N, D) + 3
     seed = torch.randn(N, D)
@@ -176,6 +178,7 @@ def test_more_nodes_than_edges():
 def test_a_last_map_is_not_made_again(frozen, bias, monkeypatch):
     """The backward pass of a maximum of it reads what it was made of, and who the greatest are."""
     monkeypatch.setattr(bounds, "STORED_BYTES", {})
+    monkeypatch.setattr(bounds, "STORED_COSTLY_BYTES", {})
     torch.manual_seed(0)
     mlp = torch.nn.Sequential(torch.nn.Linear(2 * D, D), torch.nn.ReLU(), torch.nn.Linear(D, 7, bias=bias)).double()
     if frozen in ("weight", "bias") and getattr(mlp[2], frozen) is not None:

@@ -393,16 +393,28 @@ def _plain_logsumexp(graph: Graph, message: Tensor) -> Tensor:
     return top + ops.spmm(graph, None, shifted.exp(), "copy_rhs").clamp_min(1e-38).log()
 
 
-def are_large(graph: Graph, expression: Expression) -> bool:
-    """True if the rows of an expression, or of a part of it, are more than to be stored."""
+def are_large(graph: Graph, expression: Expression, costly: bool = False) -> bool:
+    """True if the rows of an expression, or of a part of it, are more than to be stored; costly: they are to make."""
+    most = bounds.STORED_COSTLY_BYTES if costly or _has_map(expression) else bounds.STORED_BYTES
+    return _widest(expression) * graph.nnz > most.get(graph.device.type, 0)
+
+
+def _has_map(expression) -> bool:
+    parts = expression.args if isinstance(expression, Apply) else ()
+    return isinstance(expression, Apply) and (expression.function in LINEAR or any(map(_has_map, parts)))
+
+
+def _widest(expression: Expression) -> int:
+    """Bytes of an edge's row of the widest part."""
     parts = [arg for arg in expression.args if isinstance(arg, Apply)] if isinstance(expression, Apply) else []
-    stored = graph.nnz * math.prod(expression.features) * expression.dtype.itemsize
-    return stored > bounds.STORED_BYTES.get(graph.device.type, 0) or any(are_large(graph, part) for part in parts)
+    return max([math.prod(expression.features) * expression.dtype.itemsize, *map(_widest, parts)])
 
 
-def not_stored(graph: Graph, expression: Expression) -> bool:
+def not_stored(graph: Graph, expression: Expression, costly: bool = False) -> bool:
     """True if the rows of an expression are better made again than stored: large ones, on CUDA what programs make."""
-    return are_large(graph, expression) or (graph.indptr.is_cuda and programs.translated(graph, expression) is not None)
+    return are_large(graph, expression, costly) or (
+        graph.indptr.is_cuda and programs.translated(graph, expression) is not None
+    )
 
 
 def rows_of(graph: Graph, expression) -> Tensor:

@@ -181,7 +181,7 @@ def softmax(graph: Graph, scores: Tensor) -> Tensor:
         expression = scores.expression
         return Lazy(scores.trip, Apply(softmaxed, (expression, graph), {}, expression.features, expression.dtype))
     is_wide = isinstance(scores, Lazy) and scores.pending and math.prod(scores.shape[1:]) > bounds.STORED_FEATURES
-    if is_wide and blocks.not_stored(graph, scores.expression):  # type: ignore[attr-defined]
+    if is_wide and blocks.not_stored(graph, scores.expression, costly=True):  # type: ignore[attr-defined]
         top = blocks.edge_reduce(graph, scores.expression, "logsumexp")  # type: ignore[attr-defined]
         return (scores - lift(scores.trip, "v", top)).exp()  # type: ignore[attr-defined]
     return call(ops.edge_softmax, graph, scores.rows() if isinstance(scores, Lazy) else scores)
@@ -194,7 +194,9 @@ def softmax_sum(graph: Graph, scores: Tensor, values: Tensor) -> Tensor | None:
         return None
     if scores.shape != values.shape or scores.dtype != values.dtype or exponent(scores) is not scores:
         return None
-    if math.prod(scores.shape[1:]) <= bounds.STORED_FEATURES or not blocks.not_stored(graph, scores.expression):
+    if math.prod(scores.shape[1:]) <= bounds.STORED_FEATURES or not blocks.not_stored(
+        graph, scores.expression, costly=True
+    ):
         return None
     return programs.softmax_sum(graph, scores.expression, values.expression)
 
