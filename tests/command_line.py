@@ -1,11 +1,13 @@
 """What the tests of the command line share: the command in a process of its own, a small graph, a saved table."""
 
 import csv
+import functools
 import os
 import subprocess
 import sys
 from pathlib import Path
 
+import forked
 import numpy as np
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -13,13 +15,14 @@ ROOT = Path(__file__).resolve().parent.parent
 TORCH = {"version": "2.13.0", "cuda": None, "threads": 2, "gpus": [], "cuda_kernels": False, "isa": "avx2"}
 
 
-def command(*arguments, cwd=None, **environment):
-    """`gnnaccel` with these arguments, in a process of its own."""
+def command(*arguments, cwd=None, fresh=True, **environment):
+    """`gnnaccel` with these arguments, in a process of its own, or in a fork (forked.py)."""
     env = {key: value for key, value in os.environ.items() if "GNNACCEL" not in key}
     env["PYTHONPATH"] = str(ROOT)
     code = "import sys; from gnnaccel.cli import main; sys.exit(main())"
     words = [sys.executable, "-c", code, *map(str, arguments)]
-    return subprocess.run(words, env=env | environment, capture_output=True, text=True, cwd=cwd)
+    run = functools.partial(subprocess.run, capture_output=True, text=True) if fresh else forked.run
+    return run(words, env=env | environment, cwd=cwd)
 
 
 def arrays(num_nodes=40, num_edges=160):

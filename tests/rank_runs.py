@@ -1,16 +1,13 @@
 """Programs as ranks of torch.distributed: each a process of its own, none without a timeout."""
 
-import functools
-import json
 import os
 import socket
 import subprocess
 import sys
-import tempfile
-from pathlib import Path
 
 import torch
 from command_line import ROOT
+from forked import PLAIN, run_all
 
 from gnnaccel import distributed
 
@@ -22,32 +19,23 @@ def random_graph(num_nodes=60, num_edges=400, seed=0):
     return torch.randint(0, num_nodes, (2, num_edges), generator=generator)
 
 
-@functools.cache
-def _server():
-    """The process that ranks are forks of; it ends with this one, which has its input."""
-    words = [sys.executable, "-W", "ignore", str(TESTS / "rank_server.py")]
+def _forked(words, environments, timeout, modules):
+    commands = [[sys.executable, "-W", "ignore", *words]] * len(environments)
+    done = run_all(commands, environments, timeout=timeout, modules=modules, together=True)
+    return [(one.returncode, one.stdout) for one in done]
+
+
+def _environment(**more):
     kept = {key: value for key, value in os.environ.items() if "GNNACCEL" not in key}
-    kept |= {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    return subprocess.Popen(words, env=kept, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-
-
-def _forked(words, environments, timeout):
-    server = _server()
-    with tempfile.TemporaryDirectory() as folder:
-        outputs = [Path(folder, str(rank)) for rank in range(len(environments))]
-        jobs = [(words, environment, str(output)) for environment, output in zip(environments, outputs, strict=True)]
-        print(json.dumps({"ranks": jobs, "timeout_s": timeout}), file=server.stdin, flush=True)
-        codes, texts = json.loads(server.stdout.readline()), [output.read_text() for output in outputs]
-    if codes is None:
-        raise TimeoutError(f"{words} after {timeout} s: {texts}")
-    return list(zip(codes, texts, strict=True))
+    return kept | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"} | more
 
 
 def ranks(count, *arguments, timeout=240, script=TESTS / "part_ranks.py", fresh=False, **environment):
     """Run a program as `count` ranks without torchrun, whose agent ends all when one ends: [(exit code, output)].
 
-    Those that need no variables of their own, which imports may look at, and no GPU are forks of one process. These do
-    not take their imports apart when they end, as `fresh` processes do.
+    But on a GPU they are forks of a process that has imported what they need; where they are given variables, which
+    imports of ours look at, of one that has imported torch. These do not take their imports apart when they end, as
+    `fresh` processes do.
     """
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -56,10 +44,9 @@ def ranks(count, *arguments, timeout=240, script=TESTS / "part_ranks.py", fresh=
     meeting |= {"WORLD_SIZE": str(count), "LOCAL_WORLD_SIZE": str(count)}
     each = [meeting | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(count)]
     words = [str(script), *map(str, arguments)]
-    if not (fresh or environment or "cuda" in arguments):
-        return _forked(words, each, timeout)
-    kept = {key: value for key, value in os.environ.items() if "GNNACCEL" not in key}
-    kept |= {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"} | environment
+    kept = _environment(**environment)
+    if not (fresh or "cuda" in arguments):
+        return _forked(words, [kept | own for own in each], timeout, PLAIN if environment else ("fault_ranks",))
     started = [
         subprocess.Popen(
             [sys.executable, "-W", "ignore", *words],

@@ -1,12 +1,12 @@
 """Captured modules of many kinds, in many ways of use, beside other ways of torch; and on a GPU."""
 
 import os
-import subprocess
 import sys
 import weakref
 from types import SimpleNamespace
 
 import captured_cases
+import forked
 import pytest
 import torch
 import torch.nn.functional as F
@@ -390,8 +390,8 @@ def test_the_variable():
     for value, said in {"1": ["True", "False"], "0": ["False", "False"]}.items():
         env = os.environ | {"GNNACCEL": "1", "GNNACCEL_CUDA_GRAPHS": value}
         words = [sys.executable, "-c", f"import gnnaccel\ngnnaccel.install()\n{script}"]
-        done = subprocess.run(words, env=env, capture_output=True, text=True, check=True)
-        assert done.stdout.split() == said
+        done = forked.run(words, env)
+        assert done.stdout.split() == said, done.stderr
 
 
 @pytest.mark.parametrize("make, error, words", [

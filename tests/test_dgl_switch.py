@@ -1,11 +1,11 @@
 """Switching the DGL plug-in on and off."""
 
 import os
-import subprocess
 import sys
 import textwrap
 from pathlib import Path
 
+import forked
 import torch
 from dgl_compare import compare, dgl, graph, rand
 
@@ -28,7 +28,7 @@ def test_dgl_runs_alone_where_the_binary_cannot_be_loaded():
     """
     environment = {k: v for k, v in os.environ.items() if "GNNACCEL" not in k}
     command = [sys.executable, "-c", textwrap.dedent(code)]
-    done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, check=True)
+    done = forked.run(command, environment, ROOT)
     assert done.stdout == "[[0.0], [1.0]]\n"
     assert "DGL runs without acceleration: ImportError: gnnaccel's compiled library could not be loaded" in done.stderr
 

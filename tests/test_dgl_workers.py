@@ -1,10 +1,10 @@
 """Graphs in worker processes, forked and spawned, of a loader and of plain multiprocessing."""
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 
+import forked
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -87,5 +87,5 @@ def test_workers(tmp_path, method):
     environment = {k: v for k, v in os.environ.items() if "GNNACCEL" not in k}
     environment |= {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-W", "ignore", str(script), method]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    done = forked.run(command, environment)
     assert done.returncode == 0 and done.stdout.endswith("done\n"), done.stderr

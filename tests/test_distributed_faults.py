@@ -4,9 +4,9 @@ import os
 import re
 import shutil
 import signal
-import subprocess
 import sys
 
+import forked
 import numpy as np
 import pytest
 import torch
@@ -101,7 +101,7 @@ def test_outside_torchrun(small):
     script = f"import gnnaccel; gnnaccel.distributed.load({str(small / '2')!r}, device='cpu')"
     kept = {key: value for key, value in os.environ.items() if key not in ("RANK", "WORLD_SIZE")}
     words = [sys.executable, "-c", script]
-    done = subprocess.run(words, env=kept | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=120)
+    done = forked.run(words, kept | {"PYTHONPATH": str(ROOT)})
     assert done.returncode == 1 and "run the script by torchrun --nproc-per-node N script.py" in done.stderr
 
 

@@ -1,11 +1,14 @@
 """Sampled training as PyG's and DGL's users write it for several processes, unmodified, under the flag."""
 
+import functools
 import os
 import re
 import socket
 import subprocess
 import sys
+import tempfile
 
+import forked
 import numpy as np
 import pytest
 import torch
@@ -32,14 +35,21 @@ def test_learns_under_the_flag(tmp_path):
     assert first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
 
 
-def losses(folder, kind, launcher, flag, place="cpu"):
-    """Of each of two processes; and what they print."""
+@functools.cache
+def plain_losses(kind, flag):
+    """Those of each of two processes without gnnaccel, by no launcher, which makes no difference to them."""
+    with tempfile.TemporaryDirectory() as folder:
+        agree(ranks(2, kind, folder, script=SCRIPT, timeout=120, GNNACCEL=flag))
+        return [torch.load(f"{folder}/losses{rank}.pt") for rank in range(2)]
+
+
+def losses(folder, kind, launcher, place="cpu"):
+    """Of each of two processes under the flag; and what they print."""
     folder.mkdir()
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     words = [sys.executable, "-W", "ignore", *(torchrun if launcher == "torchrun" else []), SCRIPT, kind, folder]
-    words.append(place)
-    more = {"GNNACCEL": flag, "GNNACCEL_PROFILE": "1"} if flag else {}
-    done = subprocess.run(list(map(str, words)), env=environment(**more), capture_output=True, text=True, timeout=300)
+    env = environment(GNNACCEL="1", GNNACCEL_PROFILE="1")
+    done = forked.run([*words, place], env)  # which starts the two
     assert done.returncode == 0, done.stderr
     return [torch.load(folder / f"losses{rank}.pt") for rank in range(2)], done.stdout + done.stderr
 
@@ -56,8 +66,8 @@ def test_losses_under_the_flag_are_those_without(tmp_path, kind, plain, flag, to
     """PyG alone cannot sample here (it has neither pyg-lib nor torch-sparse): it trains on the whole graph, of which
     the seeds of each batch count, which is what batches of all neighbours are. DGL alone needs its shim."""
     pytest.importorskip("torch_geometric" if kind == "pyg" else "dgl_compare")
-    found, output = losses(tmp_path / "ours", kind, launcher, "1")
-    expected, _ = losses(tmp_path / "plain", plain, launcher, flag)
+    found, output = losses(tmp_path / "ours", kind, launcher)
+    expected = plain_losses(plain, flag)
     for rank in range(2):
         assert len(found[rank]) == 15
         np.testing.assert_allclose(found[rank], expected[rank], rtol=0, atol=1e-5)
@@ -69,7 +79,7 @@ def distributed_graph(folder, flag):
     script = [sys.executable, "-W", "ignore", str(TESTS / "dist_graph_ranks.py")]
     folder.mkdir()
     env = environment(GNNACCEL=flag, GNNACCEL_PROFILE="1")
-    done = subprocess.run([*script, "cut", folder], env=env, capture_output=True, text=True, timeout=200)
+    done = forked.run([*script, "cut", folder], env)
     assert done.returncode == 0, done.stderr
     with socket.socket() as free, socket.socket() as other:
         free.bind(("127.0.0.1", 0))
@@ -79,15 +89,13 @@ def distributed_graph(folder, flag):
     env |= {"DGL_DIST_MODE": "distributed", "DGL_NUM_SERVER": "1", "DGL_NUM_CLIENT": "2", "DGL_NUM_SAMPLER": "0"}
     env |= {"DGL_IP_CONFIG": f"{folder}/ip_config.txt", "DGL_CONF_PATH": f"{folder}/toy.json", "WORLD_SIZE": "2"}
     env |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(ports[1]), "DGL_GRAPH_FORMAT": "csc"}
-    roles = [{"DGL_ROLE": "server", "DGL_SERVER_ID": "0"}, *({"DGL_ROLE": "client", "RANK": str(r)} for r in (0, 1))]
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-    started = [subprocess.Popen([*script, "train", folder], env=env | role, **pipes) for role in roles]
-    try:
-        outputs = [process.communicate(timeout=240)[0] for process in started[1:]]
-    finally:
-        for process in started:
-            process.kill()
-            process.wait()
+    words, trainers = [*script, "train", folder], [env | {"DGL_ROLE": "client", "RANK": str(rank)} for rank in (0, 1)]
+    server = {"DGL_ROLE": "server", "DGL_SERVER_ID": "0"}
+    with subprocess.Popen(words, env=env | server, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as serving:
+        try:
+            outputs = [done.stdout for done in forked.run_all([words] * 2, trainers, timeout=240, together=True)]
+        finally:
+            serving.kill()
     # Which share a trainer gets is DGL's choice, by the order in which they meet their server.
     return sorted([float(loss) for loss in re.findall(r"^loss (.*)$", output, re.M)] for output in outputs), outputs
 
@@ -104,7 +112,7 @@ def test_dgl_distributed_graph(tmp_path):
 
 def cut(folder, kind):
     script = [sys.executable, "-W", "ignore", str(TESTS / "pyg_dist_ranks.py"), "cut", str(folder), kind]
-    done = subprocess.run(script, env=environment(GNNACCEL="1"), capture_output=True, text=True, timeout=120)
+    done = forked.run(script, environment(GNNACCEL="1"))
     assert done.returncode == 0, done.stderr
 
 
@@ -145,8 +153,8 @@ def test_pygs_distributed_loaders_draw_edges_of_the_graph(tmp_path):
 @KINDS
 def test_losses_on_two_gpus_are_those_of_the_framework_on_cpus(tmp_path, kind, plain, flag, told):
     pytest.importorskip("torch_geometric" if kind == "pyg" else "dgl_compare")
-    found, output = losses(tmp_path / "ours", kind, "torchrun", "1", "cuda")
-    expected, _ = losses(tmp_path / "plain", plain, "torchrun", flag)
+    found, output = losses(tmp_path / "ours", kind, "torchrun", "cuda")
+    expected = plain_losses(plain, flag)
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-4)
     told = r"pyg\.NeighborSampler +[1-9]" if kind == "pyg" else told  # on GPUs so few messages of a batch stay PyG's
     assert len(re.findall(told, output)) == 2, output

@@ -9,6 +9,7 @@ import sys
 from collections import Counter
 from pathlib import Path
 
+import forked
 import numpy as np
 import pytest
 import torch
@@ -40,23 +41,31 @@ def need(framework):
         pytest.skip(f"{package} is not installed")
 
 
-def start(script, losses, *arguments, **environment):
-    """Start a script as a user would: in a process of its own, from any folder, with the flag or without."""
+def program(script, losses, *arguments, **environment):
+    """How to run a script as a user would, from any folder, with the flag or without: for subprocess."""
     kept = {key: value for key, value in os.environ.items() if "GNNACCEL" not in key}
-    return subprocess.Popen(
-        [sys.executable, "-W", "ignore", str(EXAMPLES / f"{script}.py"), "--log-losses", str(losses), *arguments],
-        env=kept | {"PYTHONPATH": os.pathsep.join(filter(None, (str(ROOT), kept.get("PYTHONPATH"))))} | environment,
-        cwd=losses.parent,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    kept["PYTHONPATH"] = os.pathsep.join(filter(None, (str(ROOT), kept.get("PYTHONPATH"))))
+    words = [sys.executable, "-W", "ignore", str(EXAMPLES / f"{script}.py"), "--log-losses", str(losses), *arguments]
+    return {"args": words, "env": kept | environment, "cwd": losses.parent}
+
+
+def start(script, losses, *arguments, **environment):
+    """Start a script in a process of its own."""
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    return subprocess.Popen(**program(script, losses, *arguments, **environment), **pipes)
 
 
 def finish(process):
     out, err = process.communicate(timeout=300)
     assert process.returncode == 0, err
     return out.strip().splitlines()
+
+
+def run_alone(script, losses, *arguments, **environment):
+    """The framework alone, in a fork (forked.py)."""
+    done = forked.run(**program(script, losses, *arguments, **environment))
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip().splitlines()
 
 
 def read(path):
@@ -79,10 +88,10 @@ def test_losses_equal_and_every_call_accelerated(tmp_path, small, script, epochs
     arguments = ("--data", str(small), "--epochs", str(epochs), "--seed", "3")
     profile = tmp_path / "profile.json"
     threads = {"OMP_NUM_THREADS": str(threads), "OMP_WAIT_POLICY": "passive"}  # both runs share the cores
-    alone = start(script, tmp_path / "alone", *arguments, GNNACCEL=PLAIN[framework], **threads)
     flags = {"GNNACCEL": "1", "GNNACCEL_PROFILE": str(profile), "GNNACCEL_SAMPLER": "framework"}  # the same batches
     ours = start(script, tmp_path / "ours", *arguments, **flags, **threads)
-    for lines in (finish(alone), finish(ours)):
+    alone = run_alone(script, tmp_path / "alone", *arguments, GNNACCEL=PLAIN[framework], **threads)
+    for lines in (alone, finish(ours)):
         assert lines[-1].startswith("test accuracy 0.") and lines[-1].endswith(" ms")
     expected, got = read(tmp_path / "alone"), read(tmp_path / "ours")
     assert len(got) == len(expected) == epochs * calls // 2

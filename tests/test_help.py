@@ -2,10 +2,10 @@
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 
+import forked
 import pytest
 import typer.main
 from typer.testing import CliRunner
@@ -44,14 +44,8 @@ def test_scripts(folder):
     scripts = sorted(str(path) for path, text in texts.items() if "ArgumentParser(" in text and "__main__" in text)
     assert scripts
     kept = {key: value for key, value in os.environ.items() if "GNNACCEL" not in key}
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", ASK, str(ROOT / folder), *scripts],
-        env=kept | {"PYTHONPATH": str(ROOT), "GNNACCEL": "compat"},
-        cwd=ROOT / folder,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+    words = [sys.executable, "-W", "ignore", "-c", ASK, str(ROOT / folder), *scripts]
+    done = forked.run(words, kept | {"PYTHONPATH": str(ROOT), "GNNACCEL": "compat"}, ROOT / folder)
     assert done.returncode == 0, done.stderr
     said = json.loads(done.stdout.splitlines()[-1])
     assert said.keys() == set(scripts)

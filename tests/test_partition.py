@@ -252,16 +252,15 @@ def test_command(tmp_path):
     done = command("partition", "small.npz", "--parts", 2, "--out", "parts", cwd=tmp_path)
     assert done.returncode == 0 and "data of nodes: x, y, train_mask" in done.stdout, done.stderr
     assert "--nproc-per-node 2" in done.stderr
-    told = command(
-        "partition", "small.npz", "--parts", 2, "--out", "again", "--json", "--method", "range", cwd=tmp_path
-    )
+    words = ("--parts", 2, "--out", "again", "--json", "--method", "range")
+    told = command("partition", "small.npz", *words, cwd=tmp_path, fresh=False)
     assert json.loads(told.stdout)["num_edges"] == 160
     for arguments, code, message in (
         (("small.npz", "--parts", 2, "--out", "parts"), 1, "new or empty folder"),
         (("nothing.npz", "--parts", 2, "--out", "other"), 2, "nothing.npz"),
         (("small.npz", "--parts", 99, "--out", "other"), 1, "expected 1 to 40"),
     ):
-        done = command("partition", *arguments, cwd=tmp_path)
+        done = command("partition", *arguments, cwd=tmp_path, fresh=False)
         assert done.returncode == code and message in done.stderr and "Traceback" not in done.stderr
 
 
@@ -271,7 +270,7 @@ def test_command_takes_along_what_a_file_has(tmp_path):
     kept = {"edge_index": whole["edge_index"], "x": whole["x"], "weight": np.arange(160.0), "mean": np.zeros(3)}
     np.savez(tmp_path / "features.npz", **kept)
     np.savez(tmp_path / "edges.npz", edge_index=whole["edge_index"])
-    done = command("partition", "features.npz", "--parts", 2, "--out", "parts", cwd=tmp_path)
+    done = command("partition", "features.npz", "--parts", 2, "--out", "parts", cwd=tmp_path, fresh=False)
     assert "data of nodes: x\ndata of edges: weight" in done.stdout, done.stdout + done.stderr
     assert "left out: mean [3]" in done.stderr
     about, _, _ = files.read_manifest(tmp_path / "parts")
@@ -279,11 +278,11 @@ def test_command_takes_along_what_a_file_has(tmp_path):
         table = files.read_part(tmp_path / "parts", rank, about)
         np.testing.assert_array_equal(table[files.NODES]["x"], whole["x"][table[files.GRAPH]["own"]])
         np.testing.assert_array_equal(table[files.EDGES]["weight"], table[files.GRAPH]["edge_ids"])
-    done = command("partition", "edges.npz", "--parts", 2, "--out", "bare", cwd=tmp_path)
+    done = command("partition", "edges.npz", "--parts", 2, "--out", "bare", cwd=tmp_path, fresh=False)
     assert "data of nodes: none (without x a part has no features" in done.stdout, done.stdout + done.stderr
     del whole["x"]
     np.savez(tmp_path / "labels.npz", **whole)
-    done = command("partition", "labels.npz", "--parts", 2, "--out", "stand-ins", cwd=tmp_path)
+    done = command("partition", "labels.npz", "--parts", 2, "--out", "stand-ins", cwd=tmp_path, fresh=False)
     assert "the features are stand-ins" in done.stderr
 
 
@@ -348,24 +347,14 @@ def test_wrong_arguments_of_estimate(change, message):
 
 def test_command_estimates(tmp_path):
     np.savez(tmp_path / "small.npz", **arrays())
-    told = command("partition", "small.npz", "--estimate", "--gpus", "1,2,4", "--json", cwd=tmp_path)
+    words = ("partition", "small.npz", "--estimate", "--gpus")
+    told = command(*words, "1,2,4", "--json", cwd=tmp_path, fresh=False)
     found = json.loads(told.stdout)
     assert (found["feats"], found["classes"], found["nodes"]) == (8, 3, 40), told.stderr
     assert [row["gpus"] for row in found["estimates"]] == [1, 2, 4]
-    done = command("partition", "small.npz", "--estimate", "--gpus", "1,2", "--memory-gib", "0.1", cwd=tmp_path)
+    done = command(*words, "1,2", "--memory-gib", "0.1", cwd=tmp_path, fresh=False)
     assert "fits none of these" in done.stdout and "no" in done.stdout, done.stderr
-    done = command(
-        "partition",
-        "small.npz",
-        "--estimate",
-        "--gpus",
-        "8",
-        "--nodes",
-        "100000000",
-        "--edges",
-        "1000000000",
-        cwd=tmp_path,
-    )
+    done = command(*words, "8", "--nodes", "100000000", "--edges", "1000000000", cwd=tmp_path, fresh=False)
     assert "small.npz: 100,000,000 nodes, 1,000,000,000 edges" in done.stdout and done.returncode == 0
     assert sorted(path.name for path in tmp_path.iterdir()) == ["small.npz"], "nothing is written"
 

@@ -3,10 +3,11 @@
 import copy
 import gc
 import io
+import os
 import pickle
-import subprocess
 import sys
 
+import forked
 import pytest
 import torch
 from torch.nn.utils import parametrizations, parametrize, prune
@@ -396,7 +397,7 @@ def test_pickle_loads_without_gnnaccel(tmp_path, explain):
         "assert 'gnnaccel' not in sys.modules\n"
         "assert type(d['model'].convs[0]).__name__ == 'GCNConv'\n"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+    forked.run([sys.executable, "-c", code], dict(os.environ)).check_returncode()
     again = pickle.loads(pickle.dumps(model))
     assert type(again.convs[0]) is nn.GCNConv
     torch.testing.assert_close(again(x, index), expected)

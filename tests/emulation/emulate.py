@@ -115,7 +115,7 @@ def build(address_sanitizer: bool) -> Path:
 
     includes = [f"-I{path}" for path in (HERE / "include", pybind11.get_include(), sysconfig.get_path("include"))]
     checks = "-fsanitize=undefined" + (",address" if address_sanitizer else "")
-    flags = ["-std=c++17", "-O1", "-g1", "-w", "-fPIC", checks, "-fno-sanitize=vptr", "-fno-sanitize-recover=all"]
+    flags = ["-std=c++17", "-Og", "-g1", "-w", "-fPIC", checks, "-fno-sanitize=vptr", "-fno-sanitize-recover=all"]
 
     def compile_one(unit: Path) -> Path:
         target = objects / (unit.stem + ".o")
