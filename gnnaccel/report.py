@@ -22,12 +22,15 @@ log = logging.getLogger("gnnaccel")
 class Site:
     """Counters of one call site kind.
 
+    accelerated : calls that our kernels ran. stored : those of them for which part of the work was not ours, as one
+        message was stored for each edge.
     time_ms : wall time of the calls, kept only while `timing` is on; of one within another, in both.
     backward_ms : that of our derivatives of what ran in them, in no call twice.
     reasons : why calls were left, or, of a kind with none left, why part of their work was not ours.
     """
 
     accelerated: int = 0
+    stored: int = 0
     left: int = 0
     time_ms: float = 0.0
     backward_ms: float = 0.0
@@ -108,13 +111,15 @@ def count(kind: str) -> None:
         on_call()
 
 
-def record(kind: str, start: float, reason: str | None = None) -> None:
+def record(kind: str, start: float, reason: str | None = None, stored: bool = False) -> None:
     """Count one accelerated call of `kind` that began at `start` (time.perf_counter()) and is done.
 
-    For a caller that learns only on the way whether it can accelerate the call, or (`reason`) why not all of it.
+    For a caller that learns only on the way whether it can accelerate the call, or (`reason`) why not all of it;
+    stored: one message was stored for each edge.
     """
     site = _sites.get(kind) or _site(kind)
     site.accelerated += 1
+    site.stored += stored
     if on_call is not None:
         on_call()
     if reason is not None:
@@ -192,14 +197,14 @@ def _passing() -> list[Site]:
 
 
 def share() -> float:
-    """Share of message-passing calls that were accelerated, 0 to 1 (1 when there was none)."""
+    """Share of message-passing calls that were accelerated and stored no messages, 0 to 1 (1 when there was none)."""
     total = sum(s.accelerated + s.left for s in _passing())
-    return sum(s.accelerated for s in _passing()) / total if total else 1.0
+    return sum(s.accelerated - s.stored for s in _passing()) / total if total else 1.0
 
 
 def to_dict() -> dict:
-    """The counters as plain data: {"version", "share", "sites": {kind: {accelerated, left, time_ms, backward_ms,
-    reasons}}, "messages": {program in words: runs}, "graphs": {"new", "used", "lasting": uses that were counted}}."""
+    """The counters as plain data: {"version", "share", "sites": {kind: {accelerated, stored, left, time_ms,
+    backward_ms, reasons}}, "messages": {program in words: runs}, "graphs": {"new", "used", "lasting": counted uses}}."""
     from gnnaccel import __version__
 
     return {
@@ -219,24 +224,26 @@ def save(path: str | os.PathLike) -> None:
 
 def table() -> str:
     """The counters as a table with one row per call site kind; reasons stand below their kind."""
-    header = ("call site kind", "accelerated", "left to the framework", "forward ms", "backward ms")
+    header = ("call site kind", "accelerated", "stored", "left to the framework", "forward ms", "backward ms")
     rows = []
     for kind, site in snapshot().items():
         time_ms = f"{site.time_ms:.1f}" if site.accelerated else ""  # what is left is not timed
         backward_ms = f"{site.backward_ms:.1f}" if site.backward_ms else ""
-        counts = ("", "") if kind == OPS else (str(site.accelerated), str(site.left))
+        counts = (
+            ("", "", "") if kind == OPS else (str(site.accelerated - site.stored), str(site.stored), str(site.left))
+        )
         rows.append((kind, *counts, time_ms, backward_ms))
-        rows += [(f"  {count}x {reason}", "", "", "", "") for reason, count in sorted(site.reasons.items())]
+        rows += [(f"  {count}x {reason}", "", "", "", "", "") for reason, count in sorted(site.reasons.items())]
     if not rows:
         return "gnnaccel: no message passing was seen"
     total = sum(s.accelerated + s.left for s in _passing())
     title = f"gnnaccel: {share():.1%} of {total} calls accelerated"
-    widths = [max(len(row[i]) for row in (header, *(r for r in rows if i or any(r[1:])))) for i in range(5)]
+    widths = [max(len(row[i]) for row in (header, *(r for r in rows if i or any(r[1:])))) for i in range(len(header))]
     lines = []
     for row in (header, *rows):
         cells = [row[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True))]
         lines.append("  ".join(cells).rstrip())
-    rule = "-" * (sum(widths) + 8)
+    rule = "-" * (sum(widths) + 2 * len(widths) - 2)
     programs = [f"  {count}x {words}" for words, count in sorted(_messages.items())]
     if programs:
         programs = ["messages that ran as one kernel (docs/messages.md)", *programs, rule]

@@ -162,7 +162,8 @@ class _Call:
         elif made is not None and not is_lazy:
             report.fallback(MESSAGE, made)
         else:
-            report.record(MESSAGE, self.start, made or self.lifting.left)
+            why = made or self.lifting.left
+            report.record(MESSAGE, self.start, why, stored=why is not None)
 
 
 def _is_lazy(value) -> bool:

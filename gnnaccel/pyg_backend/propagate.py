@@ -263,7 +263,8 @@ def _in_call(conv, plain: Any, name: str, edge_index, size, kwargs: dict, kind: 
             attempt = Attempt(conv, plain, name, edges, kwargs)
             if (kept := attempt.kept) is not None:
                 out = kept.recorded.again(attempt.given(kwargs))
-                report.record(kind + " segment" * bool(kept.gathered), start, kept.gathered)
+                stored = kept.gathered is not None
+                report.record(kind + " segment" * stored, start, kept.gathered, stored)
                 return out
         doubt = _FUSED if _is_fused(conv, edges) and not updating else distrust(conv)
         call = Call(edges, lazily=doubt is None)
@@ -284,7 +285,7 @@ def _in_call(conv, plain: Any, name: str, edge_index, size, kwargs: dict, kind: 
         reason = reason or call.refused or doubt or call.gathered
         report.fallback(kind, reason or "its aggregation is none of sums, means and extrema")
     elif call.gathered or doubt not in (None, _FUSED):
-        report.record(kind + " segment", start, call.gathered or doubt)
+        report.record(kind + " segment", start, call.gathered or doubt, stored=True)
     else:
         report.record(kind, start)
     return out

@@ -87,7 +87,9 @@ class _Layer(_operators.Function):
     def forward(ctx, run, arrays, program, dtypes, *operands):
         keep = _read_back(program, ctx.needs_input_grad[4:])
         outs, kept = _run(run, arrays, program, operands, dtypes, keep)
-        outs = [out.clone() if out._is_view() else out for out in outs]  # views could not be written into
+        outs = [
+            out.clone() if touch.base_of(out) is not None else out for out in outs
+        ]  # views could not be written into
         ctx.program, ctx.keep, ctx.dtypes = program, keep, dtypes
         results = [t.detach() for (what, _), t in zip(keep, kept, strict=True) if what == "out"]
         ctx.results = [(t, t._version if not t.is_inference() else 0) for t in results]

@@ -11,12 +11,14 @@ import functools
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
+import torch
+
 from gnnaccel.program.layers import replaced
 from gnnaccel.program.program import Builder, Leaf, Program, Value
 
 _SIDES = {"u": "v", "v": "u", "e": "e", "c": "c"}  # of the same edges reversed
 _TINY = 1e-38  # instead of a sum of no weights
-_WIDE_BYTES = 4  # of what is made on the way
+_WIDE_BYTES = torch.float32.itemsize  # of what is made on the way
 
 
 class Action(NamedTuple):
