@@ -204,7 +204,7 @@ def share() -> float:
 
 def to_dict() -> dict:
     """The counters as plain data: {"version", "share", "sites": {kind: {accelerated, stored, left, time_ms,
-    backward_ms, reasons}}, "messages": {program in words: runs}, "graphs": {"new", "used", "lasting": counted uses}}."""
+    backward_ms, reasons}}, "messages": {program in words: runs}, "graphs": {"new", "used", "lasting": uses}}."""
     from gnnaccel import __version__
 
     return {

@@ -47,6 +47,30 @@ class Mapped(Layer):
         return self.norm(F.relu(self.lin(torch.cat([x_i, x_j], -1)[:, ::2])))
 
 
+class Chained(Layer):
+    def __init__(self):
+        super().__init__()
+        self.maps = torch.nn.Sequential(self.lin, torch.nn.ReLU())
+
+    def message(self, x_i, x_j):
+        return self.maps(torch.sigmoid(x_i) * x_j)
+
+
+class Property(Layer):
+    @property
+    def factor(self):
+        return torch.full((WIDTH,), self.scale)
+
+    def message(self, x_j):
+        return torch.exp(x_j * self.factor)
+
+
+class Default(Layer):
+    def message(self, x_j, seen=[]):  # noqa: B006
+        seen.append(1)
+        return torch.exp(x_j)
+
+
 class Dropped(Layer):
     def message(self, x_j, w, index, ptr, size_i):
         alpha = softmax(w, index, ptr, size_i)
@@ -99,7 +123,7 @@ class Counts(Layer):
         return torch.exp(x_j)
 
 
-KEPT = (Gated, Mapped, Dropped, Two, Branches, Several)
+KEPT = (Gated, Mapped, Chained, Dropped, Two, Branches, Several)
 
 
 def pair(cls):
@@ -180,6 +204,14 @@ def hooked_map(layer):
     layer.lin.register_forward_hook(lambda module, args, out: out * 2)
 
 
+def other_eps(layer):
+    layer.norm.eps = 10.0
+
+
+def other_part(layer):
+    layer.maps[1] = torch.nn.Tanh()
+
+
 def frozen(layer):
     layer.weight.requires_grad_(False)
     layer.lin.requires_grad_(False)
@@ -194,6 +226,8 @@ CHANGES = {
     "parameter in place": (Gated, written_parameter),
     "map": (Mapped, replaced_map),
     "hook": (Mapped, hooked_map),
+    "option of a module": (Mapped, other_eps),
+    "module in a module": (Chained, other_part),
     "frozen": (Gated, frozen),
     "evaluation": (Dropped, lambda layer: layer.eval()),
     "message of the object": (Gated, lambda layer: setattr(layer, "message", lambda x_i, x_j, w: 2 * x_j)),
@@ -251,7 +285,7 @@ def test_features_that_are_one_tensor():
         torch.testing.assert_close(ours(x, edges, y), plain(x, edges, y))
 
 
-@pytest.mark.parametrize("cls", [Reads, Sets, Counts])
+@pytest.mark.parametrize("cls", [Reads, Sets, Counts, Property, Default])
 def test_calls_that_code_must_make(cls):
     plain, ours, edges = pair(cls)
     Counts.calls.clear()

@@ -12,6 +12,7 @@ import functools
 import types
 import weakref
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -70,8 +71,12 @@ class _State(NamedTuple):
         )
 
 
-class Kept(NamedTuple):
-    """A recorded call. methods : those of the layer's class then. gathered : why messages were stored, or None."""
+@dataclass
+class Kept:
+    """A recorded call.
+
+    methods : those of the layer's class then. gathered : why messages were stored, or None. used : it was made again.
+    """
 
     recorded: Recorded
     graph: weakref.ref[Graph]
@@ -79,6 +84,7 @@ class Kept(NamedTuple):
     reads: _Reads
     state: _State
     gathered: str | None
+    used: bool = False
 
     def holds(self, conv: MessagePassing, plain: Any, graph: Graph) -> bool:
         """True if the call would be the same again."""
@@ -100,13 +106,15 @@ class Attempt:
             return
         graph = self._graph = edges.graph()
         self._found = _calls.setdefault(conv, {})
-        self._key = key = (id(graph), name, *key)
+        self._key = key = (id(graph), name, conv.training, conv.node_dim, *key)
         known = self._found.get(key)
         if isinstance(known, Kept):
             if known.holds(conv, plain, graph):
-                self.kept = known
-            else:
+                self.kept, known.used = known, True
+            elif known.used:
                 self._record(conv, plain, kwargs)
+            else:  # something is another at each call
+                self._found[key] = _NEVER
         elif known is _SEEN:
             self._record(conv, plain, kwargs)
         elif known is None:
@@ -173,8 +181,11 @@ def _same(value: Any, before: Any) -> bool:
     return value is before
 
 
-def _part(module: torch.nn.Module) -> tuple[torch.nn.Module, bool, tuple]:
-    return module, module.training, tuple(map(id, module.parameters(False)))
+def _part(module: torch.nn.Module) -> tuple:
+    """A module, its options, and who its parameters, buffers and parts are."""
+    options = [value for value in vars(module).values() if type(value) in _SCALARS or type(value) is tuple]
+    held = [*module.parameters(False), *module.buffers(False), *touch.submodules(module).values()]
+    return module, options, list(map(id, held))
 
 
 def _methods(plain: Any) -> tuple:
@@ -196,6 +207,9 @@ def _reads_of(plain: Any, methods: tuple) -> _Reads | None:
         functions += [vars(parent)[name] for name in _METHODS if name in vars(parent)]
     for function in functions:
         if not isinstance(function, types.FunctionType):
+            return None
+        defaults = (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())
+        if any(type(value) not in _SCALARS for value in defaults):
             return None
         of_this: list[tuple[dict | None, Any]] = [(None, cell) for cell in function.__closure__ or ()]
         for code in bytecode.parts_of(function.__code__):
@@ -231,7 +245,7 @@ def _values(free: Iterable) -> list[Any]:
 
 def _state_of(conv: MessagePassing, plain: Any, reads: _Reads) -> _State | None:
     """What is read of a layer; None if something in it cannot be compared."""
-    guards: list[tuple[str, Any]] = [("training", conv.training), ("aggr_module", conv.aggr_module)]
+    guards: list[tuple[str, Any]] = [("aggr_module", conv.aggr_module)]
     own = plain.__mro__[: plain.__mro__.index(MessagePassing)]
     for name in reads.attributes:
         # A name that every layer has is one of tensors here, or of what PyG does around the methods.
