@@ -1,5 +1,7 @@
 """Layers that users write or subclass, and every kind of aggregation."""
 
+import copy
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -447,3 +449,39 @@ def test_without_aggregation():
 
     same(run_layer(Raw), accelerated=None)
     same(missing, raises=True)
+
+
+def loops(edge_index, num_nodes):
+    loops.calls = getattr(loops, "calls", 0) + 1
+    return utils.add_self_loops(edge_index, num_nodes=num_nodes)[0]
+
+
+def weights_of(scores, index, num_nodes):
+    return utils.softmax(scores, index, num_nodes=num_nodes)
+
+
+class ByFunctions(MessagePassing):
+    """Helpers of PyG's in functions that its methods call."""
+
+    def __init__(self):
+        super().__init__(aggr="add")
+        self.lin = torch.nn.Linear(D, WIDE)
+
+    def forward(self, x, edge_index):
+        self.looped = loops(edge_index, x.size(0))
+        return self.propagate(self.looped, x=self.lin(x))
+
+    def message(self, x_i, x_j, index, size_i):
+        return x_j * weights_of((x_i * x_j).sum(-1, keepdim=True), index, size_i)
+
+
+def test_helpers_in_functions_that_methods_call():
+    torch.manual_seed(0)
+    plain, x, index = ByFunctions(), rand(N, D), edges()
+    ours = pyg_backend.accelerate(copy.deepcopy(plain))
+    before, made = getattr(loops, "calls", 0), []
+    for _ in range(3):
+        torch.testing.assert_close(ours(x, index), plain(x, index), rtol=1e-4, atol=1e-5)
+        made.append(ours.looped)
+    assert loops.calls == before + 6
+    assert made[0] is made[1] is made[2]  # remembered, as in a method

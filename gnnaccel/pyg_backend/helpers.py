@@ -364,8 +364,23 @@ class _View:
 
 def _seen(value, replacements: dict[Callable, Callable]):
     if isinstance(value, types.FunctionType):
-        return replacements.get(value, value)
+        found = replacements.get(value, value)
+        return _bound(value) if found is value and replacements is _OURS and _is_users(value) else found
     return _View(value, replacements) if _is_pyg(value) else value
+
+
+@functools.lru_cache(maxsize=256)
+def _bound(function: types.FunctionType) -> types.FunctionType:
+    """A user's function that finds our helpers, if it calls some: it is the same to who asks its attributes."""
+    if not uses_helpers(function):
+        return function
+    bound = bind(function)
+    bound.__dict__ = function.__dict__
+    return bound
+
+
+def _is_users(function: types.FunctionType) -> bool:
+    return (function.__module__ or "torch").partition(".")[0] not in ("torch", "torch_geometric", "gnnaccel")
 
 
 def _is_pyg(value) -> bool:
@@ -379,15 +394,18 @@ def _decorated(function: types.FunctionType) -> types.FunctionType | None:
     return inner if isinstance(inner, types.FunctionType) and any(value is inner for value in held) else None
 
 
-def uses_helpers(function) -> bool:
-    """True if the code of `function`, or of what it decorates, names one of PyG's helpers."""
-    if not isinstance(function, types.FunctionType):
+def uses_helpers(function, seen: tuple = ()) -> bool:
+    """True if the code of `function`, of what it decorates, or of a user's function that it calls, names one of PyG's
+    helpers. seen : functions that are looked through already."""
+    if not isinstance(function, types.FunctionType) or function in seen:
         return False
-    if uses_helpers(_decorated(function)):
+    seen = (*seen, function)
+    if uses_helpers(_decorated(function), seen):
         return True
     names = [name for code in bytecode.parts_of(function.__code__) for name in code.co_names]
     values = [function.__globals__.get(name) for name in names]
-    if any(isinstance(value, types.FunctionType) and value in _OURS for value in values):
+    functions = [value for value in values if isinstance(value, types.FunctionType)]
+    if any(value in _OURS or (_is_users(value) and uses_helpers(value, seen)) for value in functions):
         return True
     return any(map(_is_pyg, values)) and any(helper.__name__ in names for helper in _OURS)
 
