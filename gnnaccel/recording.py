@@ -26,27 +26,30 @@ class Slot(NamedTuple):
 
 
 class Call(NamedTuple):
-    """function(*args, **kwargs), with slots in them; results: slots of the tensors that come out."""
+    """function(*args, **kwargs), with slots in them; results: slots of the tensors that come out; draws: random numbers
+    are drawn."""
 
     function: Callable
     args: tuple
     kwargs: dict
     results: tuple[int, ...]
     is_tensor: bool
+    draws: bool = False
 
 
 class Recorded(NamedTuple):
-    """calls : in order. result : what they end in, with slots."""
+    """calls : in order. result : what they end in, with slots. graded : slots of tensors that need a gradient."""
 
     calls: tuple[Call, ...]
     result: Any
     size: int
+    graded: frozenset[int]
 
     def again(self, given: Iterable[Any]) -> Any:
         """The result of the calls on other things than were given before."""
         slots = list(given)
         slots += [None] * (self.size - len(slots))
-        for function, args, kwargs, results, is_tensor in self.calls:
+        for function, args, kwargs, results, is_tensor, _ in self.calls:
             out = function(*_filled(args, slots), **(_filled(kwargs, slots) if kwargs else kwargs))
             if is_tensor:
                 slots[results[0]] = out
@@ -75,8 +78,8 @@ class _Now(threading.local):
 
 
 _now = _Now()
+_COUNTING = frozenset(("batch_norm", "instance_norm"))  # they write statistics, which torch does not count as writes
 _EMPTY = frozenset(("empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided"))
-_RANDOM = ("rand", "dropout", "bernoulli", "normal", "multinomial", "uniform", "exponential", "poisson")
 
 
 def call(function: Callable, *args: Any, **kwargs: Any) -> Any:
@@ -117,7 +120,9 @@ class Recorder(TorchFunctionMode):
         self._held: list = []  # ids are of living things
         self._count = len(self.given)
         self._calls: list[Call] = []
-        self._modes = _modes()
+        self._modes, self._random = _modes(), _random()
+        self._graded = {n for n, x in enumerate(self.given) if isinstance(x, Tensor) and x.requires_grad}
+        self._versions = self._written()
         self.paused = False
         self.failed: str | None = None
 
@@ -138,12 +143,19 @@ class Recorder(TorchFunctionMode):
         if any(isinstance(x, self.deferred) for x in touch.pytree.tree_flatten((args, kwargs))[0]):
             with self._again():
                 return self.deferred.__torch_function__(func, types, args, kwargs)
+        if self._random != _random():
+            self.failed = self.failed or "random numbers are drawn, or set, unseen"
         out = func(*args, **kwargs)
         self.note(func, args, kwargs, out)
         return out
 
     def _again(self):
         return _Pushed(self)
+
+    def _written(self) -> list[int | None]:
+        """How often what stays the same, and what is given, has been written into."""
+        held = [*self._constants.values(), *(x for x in self.given if isinstance(x, Tensor))]
+        return [None if x.is_inference() else x._version for x in held]
 
     def note(self, function: Callable, args: tuple, kwargs: dict, out: Any) -> None:
         """A call was made."""
@@ -159,10 +171,16 @@ class Recorder(TorchFunctionMode):
             self.failed = self.failed or f"{name}() writes into a tensor"
         elif self._modes != _modes():
             self.failed = self.failed or "torch's modes change"
+        elif self._versions != self._written():
+            self.failed = self.failed or f"{name}() writes into what it is given"
+        random, self._random = self._random, _random()
         if self.failed is not None:
             return
+        draws = random != self._random or name in _COUNTING
         filled = self._with_slots((args, kwargs))
         if filled is None:
+            if draws:
+                self.failed = f"{name}() draws random numbers"
             return  # what is made of something unknown is unknown
         places = []
         for x in results:
@@ -172,7 +190,9 @@ class Recorder(TorchFunctionMode):
                 known = self._slots[id(x)] = self._count
                 self._count += 1
             places.append(known)
-        self._calls.append(Call(function, filled[0], filled[1], tuple(places), isinstance(out, Tensor)))
+            if x.requires_grad:
+                self._graded.add(known)
+        self._calls.append(Call(function, filled[0], filled[1], tuple(places), isinstance(out, Tensor), draws))
 
     def _with_slots(self, value: Any) -> Any:
         """`value` with slots for what is known; None if something in it is not."""
@@ -186,7 +206,10 @@ class Recorder(TorchFunctionMode):
             place = self._slots.get(id(x))
             if place is not None:
                 return Slot(place)
-            if isinstance(x, Tensor) and id(x) not in self._constants:
+            if isinstance(x, Tensor):
+                if id(x) not in self._constants:
+                    unknown.append(x)
+            elif not _is_plain(x):
                 unknown.append(x)
             return x
 
@@ -200,14 +223,15 @@ class Recorder(TorchFunctionMode):
         ends = self._with_slots(result)
         if ends is None:
             return "a tensor of unknown origin"
-        calls, ends = _once(self._calls, ends)
+        # Of several results none is to be another one, or a view of it: somebody may write into them.
+        calls, ends = _once(self._calls, ends) if len(slots_in(ends)) == 1 else (self._calls, ends)
         needed = set(slots_in(ends))
         made, calls = calls, []
         for each in reversed(made):
-            if _draws(each) or needed.intersection(each.results):
+            if each.draws or needed.intersection(each.results):
                 calls.append(each)
                 needed.update(slots_in((each.args, each.kwargs)))
-        return Recorded(tuple(reversed(calls)), ends, self._count)
+        return Recorded(tuple(reversed(calls)), ends, self._count, frozenset(self._graded))
 
 
 def _overridden() -> bool:
@@ -233,10 +257,6 @@ class _Pushed:
         TorchFunctionMode.__exit__(self._recorder, *exception)
 
 
-def _draws(call: Call) -> bool:
-    return any(word in getattr(call.function, "__name__", "") for word in _RANDOM)
-
-
 def _once(calls: list[Call], ends: Any) -> tuple[list[Call], Any]:
     """The calls without those that were made before, which draw no random numbers; and what is made of them."""
     slots = _Same()
@@ -245,7 +265,7 @@ def _once(calls: list[Call], ends: Any) -> tuple[list[Call], Any]:
     for each in calls:
         each = each._replace(args=_filled(each.args, slots), kwargs=_filled(each.kwargs, slots))  # type: ignore
         key = (each.function, _frozen(each.args), _frozen(each.kwargs))
-        before = None if _draws(each) else known.get(key)
+        before = None if each.draws else known.get(key)
         if before is None:
             known[key] = each
             found.append(each)
@@ -271,6 +291,15 @@ def _frozen(value: Any) -> Any:
     return (type(value), repr(value)) if plain else ("is", id(value))
 
 
+def _is_plain(x: Any) -> bool:
+    """True for what holds no tensor that a recording would have to know."""
+    if isinstance(x, (type(None), bool, int, float, complex, str, slice, torch.dtype, torch.device, torch.layout)):
+        return True
+    if isinstance(x, (torch.memory_format, type(Ellipsis), torch.Size)) or callable(x):
+        return True
+    return type(x).__module__.startswith("gnnaccel.program")
+
+
 def slots_in(value: Any) -> list[int]:
     """Numbers of the slots in a value."""
     if type(value) is Slot:
@@ -278,6 +307,19 @@ def slots_in(value: Any) -> list[int]:
     if isinstance(value, (tuple, list)):
         return [n for x in value for n in slots_in(x)]
     return [n for x in value.values() for n in slots_in(x)] if type(value) is dict else []
+
+
+def _random() -> tuple:
+    """Where torch's random numbers stand."""
+    with touch.no_functions():
+        return _states()
+
+
+def _states() -> tuple:
+    states = [torch.get_rng_state()]
+    if torch.cuda.is_available() and torch.cuda.is_initialized() and not torch.cuda.is_current_stream_capturing():
+        states.append(torch.cuda.get_rng_state())
+    return tuple(bytes(state.numpy().tobytes()) for state in states)
 
 
 def _modes() -> tuple:

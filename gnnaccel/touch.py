@@ -68,6 +68,8 @@ def _need(path: str) -> Any:
 
 plain_functions: Any = _need("_C.DisableTorchFunctionSubclass")
 """A context in which functions of torch treat our subclasses of Tensor as ordinary ones."""
+no_functions: Any = _find("_C.DisableTorchFunction", plain_functions, "recording random numbers costs records")
+"""A context in which nobody sees functions of torch, modes neither."""
 functions_are_overridden = _find("_C._is_torch_function_enabled", None, "layers' calls are not made again from records")
 """() -> False in `plain_functions`."""
 _GETTERS = ("_version", "_base", "grad_fn", "is_leaf", "requires_grad")

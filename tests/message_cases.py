@@ -119,6 +119,8 @@ SOFTMAXES = {
     "two": m.softmax(q) * x + m.softmax(q * 2.0) * w,
     "the weights": m.softmax(m.u("a:h") + m.v("b:h")),
     "one in another": m.softmax(q * m.softmax(k + q)) * x,
+    "of the destination alone": m.softmax(m.v("b:h")) * x,
+    "beside what both ends give": m.softmax(m.u("a:h")) * x + k * w,
     "its square": m.square(m.softmax(q + k)) * x,
 }
 

@@ -464,6 +464,14 @@ def test_softmax_over_edges(name, reduce):
         compare(graph, SOFTMAXES[name], operands, reduce, second=True)
 
 
+@pytest.mark.parametrize("shift", [0.0, 1e6, -1e9])
+def test_softmax_of_large_scores(shift):
+    """float32: what is added to all scores changes nothing, in gradients neither."""
+    graph, message = graph_of(30, 20, 400), m.softmax(m.u("a:h") * 0.0 + shift) * (x + w)
+    operands = operands_of(graph, message, (2, 4), dtype=torch.float32)
+    compare(graph, message, operands, "sum", rtol=1e-4, atol=1e-5)
+
+
 def test_results_of_a_softmax_may_be_written_into():
     graph, message = graph_of(30, 20, 400), SOFTMAXES["attention with edges"]
     operands = operands_of(graph, message, (2, 4))

@@ -104,6 +104,63 @@ class Several(Layer):
         return torch.relu(x_i + x_j)
 
 
+class Greatest(Layer):
+    def __init__(self):
+        super().__init__("max")
+
+    def message(self, x_i, x_j, index, ptr, size_i):
+        x = x_j.view(-1, 4, 6)
+        alpha = softmax((x * x_i.view(-1, 4, 6)).sum(-1), index, ptr, size_i)
+        return (x * alpha.unsqueeze(-1)).flatten(1)
+
+
+class Distances(Layer):
+    """Of self-loops too, where a norm is 0."""
+
+    def message(self, x_i, x_j):
+        return x_j * (x_i - x_j).norm(dim=-1, keepdim=True) + F.normalize(x_i + 2 * x_j, dim=-1)
+
+
+class Twice(Layer):
+    """Two results that somebody may write into, or differentiate one by one."""
+
+    def message(self, x_j):
+        return torch.exp(x_j)
+
+    def aggregate(self, inputs, index, ptr=None, dim_size=None):
+        return tuple(scatter(inputs, index, 0, dim_size, "sum") for _ in range(2))
+
+
+class Draws(Layer):
+    def message(self, x_j):
+        return x_j.exp() * 0.1
+
+    def update(self, out):
+        torch.rand(3)  # of which nobody reads anything
+        return F.rrelu(out - 2, training=True) - F.rrelu(out - 2, training=True)
+
+
+class Named(Layer):
+    def message(self, x_j):
+        return torch.exp(x_j)
+
+    def update(self, out):
+        return torch.max(out, dim=-1)
+
+
+class Asks(Layer):
+    def message(self, x_j):
+        return torch.exp(x_j) if hasattr(self, "extra") else torch.sigmoid(x_j)
+
+
+class Keeps(Layer):
+    """Weights that somebody differentiates by."""
+
+    def message(self, x_i, x_j, index, ptr, size_i):
+        self.alpha = softmax((x_i * x_j).sum(-1, keepdim=True), index, ptr, size_i)
+        return self.alpha * x_j
+
+
 class Reads(Layer):
     def message(self, x_j):
         return x_j * float(x_j.max())
@@ -123,14 +180,16 @@ class Counts(Layer):
         return torch.exp(x_j)
 
 
-KEPT = (Gated, Mapped, Chained, Dropped, Two, Branches, Several)
+KEPT = (Greatest, Distances, Gated, Mapped, Chained, Dropped, Two, Branches, Several)
 
 
 def pair(cls):
     torch.manual_seed(0)
     plain = cls()
     ours = pyg_backend.accelerate(copy.deepcopy(plain))
-    return plain, ours, torch.randint(0, N, (2, E))
+    edges = torch.randint(0, N, (2, E))
+    edges[:, :9] = torch.arange(9)
+    return plain, ours, edges
 
 
 def results(layer, edges, seed, grad=True):
@@ -204,6 +263,10 @@ def hooked_map(layer):
     layer.lin.register_forward_hook(lambda module, args, out: out * 2)
 
 
+def smaller_tensor(layer):
+    layer.shift.data = torch.full((1,), 2.0)
+
+
 def other_eps(layer):
     layer.norm.eps = 10.0
 
@@ -226,6 +289,7 @@ CHANGES = {
     "parameter in place": (Gated, written_parameter),
     "map": (Mapped, replaced_map),
     "hook": (Mapped, hooked_map),
+    "size of a tensor": (Branches, smaller_tensor),
     "option of a module": (Mapped, other_eps),
     "module in a module": (Chained, other_part),
     "frozen": (Gated, frozen),
@@ -285,7 +349,7 @@ def test_features_that_are_one_tensor():
         torch.testing.assert_close(ours(x, edges, y), plain(x, edges, y))
 
 
-@pytest.mark.parametrize("cls", [Reads, Sets, Counts, Property, Default])
+@pytest.mark.parametrize("cls", [Reads, Sets, Counts, Property, Default, Asks])
 def test_calls_that_code_must_make(cls):
     plain, ours, edges = pair(cls)
     Counts.calls.clear()
@@ -313,3 +377,53 @@ def test_layers_are_freed():
     del ours
     gc.collect()
     assert known() is None
+
+
+def test_results_are_apart():
+    _, ours, edges = pair(Twice)
+    for _ in range(5):
+        x = torch.randn(N, WIDTH, requires_grad=True)
+        one, other = ours(x, edges, None)
+        before = other.detach().clone()
+        one.detach().mul_(2)
+        torch.testing.assert_close(other, before)
+
+
+@pytest.mark.parametrize("cls", [Draws, Named])
+def test_results_of_each_call(cls):
+    plain, ours, edges = pair(cls)
+    for seed in range(6):
+        x, found = torch.randn(N, WIDTH), []
+        for layer in (ours, plain):
+            torch.manual_seed(seed)
+            out = layer(x, edges, None)
+            found.append((*(out if isinstance(out, tuple) else (out,)), torch.rand(2)))
+        for got, want in zip(*found, strict=True):
+            torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
+
+
+def test_an_argument_that_is_an_attribute_too():
+    class Own(Layer):
+        def message(self, x_j, w):
+            return torch.exp(x_j * w) * self.shift
+
+    plain, ours, edges = pair(Own)
+    x = torch.randn(N, WIDTH) * 0.1
+    for number in range(6):
+        for_ours, for_plain = (layer.shift if number < 4 else torch.ones(WIDTH) for layer in (ours, plain))
+        torch.testing.assert_close(
+            ours.propagate(edges, x=x, w=for_ours), plain.propagate(edges, x=x, w=for_plain), rtol=1e-4, atol=1e-5
+        )
+
+
+@pytest.mark.parametrize("waits", [0, 16])
+def test_weights_that_are_kept(waits, monkeypatch):
+    monkeypatch.setattr(bounds, "NARROW_WAITS", {"cpu": waits, "cuda": 16})
+    plain, ours, edges = pair(Keeps)
+    x = torch.randn(N, WIDTH) * 0.3
+    for _ in range(4):
+        found = []
+        for layer in (ours, plain):
+            out = layer(x.clone().requires_grad_(), edges, None)
+            found.append(torch.autograd.grad(out.square().sum(), layer.alpha)[0])
+        torch.testing.assert_close(found[0], found[1], rtol=1e-4, atol=1e-4)

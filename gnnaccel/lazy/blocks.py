@@ -29,6 +29,7 @@ from gnnaccel.lazy.expression import (
     gathered,
     has_softmax,
     is_rows,
+    reshaped,
     softmaxed,
     without_autocast,
 )
@@ -82,6 +83,8 @@ def compiled(graph: Graph, expression: Expression) -> tuple[Program, list[Tensor
         if isinstance(node, Apply):
             steps = [a for a in node.args if isinstance(a, (Leaf, Apply))]
             inner = len(steps[0].features) if steps else len(node.features)
+            if node.function is reshaped and isinstance(node.args[0], Tensor):
+                inner = node.args[0].dim() - 1
             first, rest = (node.args[:1], node.args[1:]) if node.function in LINEAR else (node.args, ())
             args = [read(arg, inner) for arg in first]
             args += [slot(arg, "c") if isinstance(arg, Tensor) else arg for arg in rest]
@@ -442,9 +445,12 @@ def narrowed(graph: Graph, expression):
     if math.prod(expression.features) <= bounds.STORED_FEATURES and not has_softmax(expression):
         return rows_of(graph, expression)
     args = tuple(narrowed(graph, arg) for arg in expression.args)
-    inner = replace(expression, args=args, versions=())
     if expression.function is softmaxed:
         return call(ops.edge_softmax, graph, rows_of(graph, args[0]))
+    if not any(isinstance(arg, (Leaf, Apply)) for arg in args):
+        with without_autocast(graph.device):
+            return expression.function(*args, **expression.kwargs)
+    inner = replace(expression, args=args, versions=())
     if math.prod(expression.features) > bounds.STORED_FEATURES or not inner.late:
         return inner
     return edge_values(graph, inner)

@@ -137,7 +137,8 @@ class Translation:
         function, dims = node.function, len(node.features)
         if function is reshaped:
             inner = node.args[0]
-            return messages.reshape(self._read(inner, len(inner.features)), node.args[1])
+            dims = inner.dim() - 1 if isinstance(inner, Tensor) else len(inner.features)
+            return messages.reshape(self._read(inner, dims), node.args[1])
         if function in _OF_TWO:
             if node.kwargs:
                 raise messages.Unfit("options that the language has not")

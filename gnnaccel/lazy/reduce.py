@@ -23,7 +23,7 @@ from gnnaccel.lazy.expression import (
     softmaxed,
     without_autocast,
 )
-from gnnaccel.lazy.tensor import Lazy, lift, waits
+from gnnaccel.lazy.tensor import Lazy, lift
 from gnnaccel.lower import bounds
 from gnnaccel.recording import call
 
@@ -177,7 +177,7 @@ def softmax(graph: Graph, scores: Tensor) -> Tensor:
     Lazy where scores are, and wait or are wide and more than to be stored.
     """
     scores = exponent(scores)
-    if isinstance(scores, Lazy) and scores.pending and waits(graph) and graph is scores.trip.graph:
+    if isinstance(scores, Lazy) and scores.pending and scores.trip.waits and graph is scores.trip.graph:
         expression = scores.expression
         return Lazy(scores.trip, Apply(softmaxed, (expression, graph), {}, expression.features, expression.dtype))
     is_wide = isinstance(scores, Lazy) and scores.pending and math.prod(scores.shape[1:]) > bounds.STORED_FEATURES

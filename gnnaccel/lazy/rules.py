@@ -19,12 +19,11 @@ from gnnaccel import touch
 from gnnaccel.lazy import blocks
 from gnnaccel.lazy.deferred import METADATA
 from gnnaccel.lazy.expression import Apply, Expression, Leaf, clean, detached, is_rows, joined, reshaped
-from gnnaccel.lazy.tensor import ELEMENTWISE, LATE, RULES, Lazy, Trip, lift, waits
+from gnnaccel.lazy.tensor import ELEMENTWISE, LATE, RULES, Lazy, Trip, lift
 from gnnaccel.lower import bounds
 from gnnaccel.program.shapes import broadcast
 
 TENSORS = (Tensor, torch.nn.Parameter)
-_TINY = 1e-38  # instead of 0 below a root
 
 
 def hoist(x: Lazy, function, *args, **kwargs) -> Any:
@@ -36,7 +35,7 @@ def hoist(x: Lazy, function, *args, **kwargs) -> Any:
 def make(trip: Trip, function, args: tuple, features, dtype, kwargs=None, axis: int = 0):
     """An Apply as a Lazy; if it is narrow and does not wait, as an ordinary tensor."""
     expression = Apply(function, args, kwargs or {}, tuple(features), dtype)
-    if expression.late and not (axis == 0 and waits(trip.graph)):
+    if expression.late and not (axis == 0 and trip.waits):
         return blocks.edge_values(trip.graph, expression).movedim(0, axis)
     return Lazy(trip, expression, axis)
 
@@ -278,7 +277,7 @@ def _sum(x: Lazy, where: tuple[int, ...], keep: bool):
     dims = tuple(d - len(f) - 1 for d in where)
     options = {"dim": dims, "keepdim": bool(keep)}
     if (
-        not waits(graph)
+        not x.trip.waits
         and (dot := blocks.dot(graph, Apply(torch.sum, (expression,), options, kept, dtype))) is not None
     ):
         return dot
@@ -293,8 +292,8 @@ def _norm(func, x, p="fro", dim=None, keepdim=False, **kwargs):
         return lift(x.trip, x.expression.side, hoist(x, func, p, dim, keepdim, **kwargs), clean=True)
     if p not in ("fro", None, 2) or not isinstance(keepdim, bool) or any(v is not None for v in kwargs.values()):
         return NotImplemented
-    # Whose derivative at 0 is 0, as torch has it.
-    return (x * x).sum(dim, keepdim).clamp_min(_TINY).sqrt()
+    squares = (x * x).sum(dim, keepdim)  # whose root has no derivative at 0, where torch's norm has 0
+    return squares.clamp_min(torch.finfo(x.dtype).tiny).sqrt() * squares.sign()
 
 
 def _linalg_norm(func, x, ord=None, dim=None, keepdim=False, **kwargs):

@@ -43,11 +43,14 @@ class Trip:
     """The lifted features of one propagate() call share this.
 
     graph : rows are destinations.
+    waits : narrow values wait for the walk that reads them; else they are stored at once, as they must be if somebody
+        keeps them.
     gathered : why one row per edge was stored after all, or None.
     made : the features, as long as they live.
     """
 
     graph: Graph
+    waits: bool = False
     gathered: str | None = None
     made: list[weakref.ref[Lazy]] = field(default_factory=list)
 
@@ -57,7 +60,7 @@ class Trip:
             self.gathered = reason
         made = gathered
         expression = lazy.expression
-        if waits(self.graph):
+        if self.waits:
             made, expression = rows_of, narrowed(self.graph, expression)
         return made(self.graph, expression).movedim(0, lazy.axis)
 
@@ -127,7 +130,11 @@ class Lazy(Deferred):
     @property
     def late(self) -> bool:
         """True if it is narrow, or something in it is, and waits."""
-        return self._value is None and isinstance(self.expression, Apply) and self.expression.late and self.axis == 0
+        return (
+            (self.trip.waits and self.axis == 0)
+            and (self._value is None and isinstance(self.expression, Apply))
+            and self.expression.late
+        )
 
     def without_late(self) -> Tensor:
         """This with what is narrow stored: rows, or a lazy feature."""

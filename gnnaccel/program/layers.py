@@ -41,10 +41,12 @@ def derivative(program: Program, wanted: tuple[bool, ...], given: tuple[bool, ..
 
     keeps : it reads the `kept_values`, instead of making them again.
 
+    A greatest value that edges read back has no derivative: it is one that a softmax is shifted by.
+
     Raises
     ------
     Unfit
-        For a reduction inside that has no derivative.
+        For an output that is a maximum or minimum.
     """
     kept = kept_values(program) if keeps else []
     leaves = list(program.leaves)
@@ -60,7 +62,8 @@ def derivative(program: Program, wanted: tuple[bool, ...], given: tuple[bool, ..
     seeds = []
     for number, (value, has) in enumerate(zip(results, given, strict=True)):
         if has:
-            seeds.append((value, b.leaf(len(program.leaves) + number)))
+            seed = b.leaf(len(program.leaves) + number)
+            seeds.append((value, sums.of(seed) if seed.of_edge and not value.of_edge else seed))
     found = adjoints(b, seeds, sums.of)
     outputs, targets = [], []
     for number, leaf in enumerate(program.leaves):
@@ -74,8 +77,6 @@ def derivative(program: Program, wanted: tuple[bool, ...], given: tuple[bool, ..
         value = values[n] if what == "over" else results[n]
         stands[value.number] = b.leaf(first + place)
     made, operands = b.program([(replaced(b, value, stands), reduce) for value, reduce in outputs])
-    if any(step.op == "over_max" and keeps for step in made.steps):
-        raise Unfit("messages: a maximum that edges read back has no derivative")
     return Derivative(made, operands, targets)
 
 

@@ -17,8 +17,10 @@ from gnnaccel.program.shapes import broadcast, index_rule
 
 Shape = tuple[int, ...]
 REDUCES = ("sum", "mean", "max", "min", "none")  # of messages
-# To a row for each destination. "soft": the sum, weighted by the softmax of `Output.by`.
-TO_ROWS = ("sum", "mean", "max", "min", "logsumexp", "soft")
+# To a row for each destination. Of a softmax's scores: "top", the greatest; "logtotal", the logarithm of the sum of
+# exponentials of what they are without it; "soft", a sum weighted by the softmax of `Output.by`.
+SOFT = ("top", "logsumexp", "logtotal", "soft")
+TO_ROWS = ("sum", "mean", "max", "min", *SOFT)
 
 
 class Unfit(ValueError):
@@ -379,6 +381,15 @@ def _sum(b: Builder, x: Value, dims: tuple[int, ...], keepdim: bool) -> Value:
     return folded if keepdim else b.reshape(folded, tuple(n for i, n in enumerate(kept) if i not in where))
 
 
+def _softmax(b: Builder, x: Value) -> Value:
+    """Over the edges of each destination. The greatest score is apart, so that a sum loses nothing beside it; it needs
+    no derivative, as a softmax is the same of shifted scores."""
+    if not x.of_edge:
+        return b.add(b.div(1.0, b.extremum("max", b.degrees(), 1.0)), b.mul(x, 0.0))  # of which it is a function
+    shifted = b.sub(x, b.over("max", x))
+    return b.unary("exp", b.sub(shifted, b.over("logsumexp", shifted)))
+
+
 def _named(op: str) -> Callable:
     return lambda b, x: b.unary(op, x)
 
@@ -418,7 +429,7 @@ FUNCTIONS: dict[str, Callable] = {
     "hardswish": _hardswish,
     "hardtanh": lambda b, x, low=-1.0, high=1.0: _clamp(b, x, low, high),
     "round": lambda b, x, dtype: b.unary(f"round_{dtype}", x),
-    "softmax": lambda b, x: b.unary("exp", b.sub(x, b.over("logsumexp", x))),
+    "softmax": _softmax,
     "sum": _sum,
     "reshape": Builder.reshape,
 }

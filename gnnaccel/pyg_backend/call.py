@@ -13,7 +13,7 @@ from gnnaccel import ops
 from gnnaccel.graph.csr import Graph
 from gnnaccel.lazy.expression import SIDES
 from gnnaccel.lazy.reduce import reduced, softmax_sum, takes
-from gnnaccel.lazy.tensor import Lazy, Trip, lift
+from gnnaccel.lazy.tensor import Lazy, Trip, lift, waits
 from gnnaccel.pyg_backend.graph import Edges, Unsupported, columns_of
 from gnnaccel.pyg_backend.touch import EdgeIndex, Index
 
@@ -70,17 +70,17 @@ def note_outcome(conv: Any, left: bool) -> None:
 class Call:
     """A context in which our helpers may use the graph of one propagate(); notes what they did.
 
-    lazily : hand message() features that are not gathered (see lazy.py).
+    lazily : hand message() features that are not gathered (see lazy.py). waits : narrow values made of them may wait.
     destinations : the index tensor of destinations that PyG handed to the layer's code.
     refused : why one of them could not, if so.
     used : one of our reductions ran.
     """
 
-    __slots__ = ("_ends", "_graph", "_outer", "_trip", "destinations", "edges", "lazily", "refused", "used")
+    __slots__ = ("_ends", "_graph", "_outer", "_trip", "destinations", "edges", "lazily", "refused", "used", "waits")
 
-    def __init__(self, edges: Edges, lazily: bool):
+    def __init__(self, edges: Edges, lazily: bool, waits: bool = False):
         self.edges = edges
-        self.lazily = lazily
+        self.lazily, self.waits = lazily, waits
         self.used = False
         self.refused: str | None = None
         self.destinations: Tensor | None = None
@@ -186,7 +186,7 @@ class Call:
             if graph.nnz == 0:
                 self.lazily = False
                 return None
-            self._trip = Trip(graph)
+            self._trip = Trip(graph, self.waits and waits(graph))
         graph = self._trip.graph
         side = self._side(index)
         if side is None and self.edges.is_sparse:  # PyG collects two index tensors, and this is not the sources'

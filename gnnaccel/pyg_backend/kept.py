@@ -9,6 +9,7 @@ is compared; a value that is read of a tensor is one, and so is an attribute tha
 from __future__ import annotations
 
 import functools
+import inspect
 import types
 import weakref
 from collections.abc import Iterable
@@ -36,7 +37,11 @@ _METHODS = ("message", "aggregate", "update", "edge_update")
 _AROUND = ("propagate", "edge_updater", "collect", "edge_collect", "_collect", "message_and_aggregate")
 _SETS = frozenset(f"set {what}" for what in ("attribute", "global", "free", "name")) | {"delete global", "import"}
 _PACKAGES = ("torch", "math", "torch_geometric", "builtins", "typing")
-_FORBIDDEN = (print, input, open, setattr, delattr, globals, id, hash, next)
+_FORBIDDEN = (print, input, open, setattr, delattr, getattr, hasattr, vars, dir, globals, locals, id, hash, next)
+# Attributes whose use a recording would miss: what is in a module, and torch's random numbers.
+_UNSEEN = {"modules", "children", "parameters", "buffers", "state_dict", "named_modules", "named_children"}
+_UNSEEN |= {"named_parameters", "named_buffers", "manual_seed", "seed", "fork_rng", "set_rng_state", "get_rng_state"}
+_KEEPING = {"retain_grad", "register_hook", "grad", "append", "extend", "insert", "setdefault", "update"}
 _SEEN, _NEVER = "seen once", "not to be made again"
 
 
@@ -53,20 +58,20 @@ class _State(NamedTuple):
     """What was read of a layer.
 
     guards : (name, value) of its attributes. free : values of globals. parts : its submodules, as `_part` has them.
-    needs : tensors that stay the same, and whether they need a gradient.
+    needs : tensors that stay the same, and their `_form`.
     """
 
     guards: tuple[tuple[str, Any], ...]
     free: tuple[Any, ...]
     parts: tuple[tuple, ...]
-    needs: tuple[tuple[Tensor, bool], ...]
+    needs: tuple[tuple[Tensor, tuple], ...]
 
     def holds(self, conv: MessagePassing, reads: _Reads) -> bool:
         """True if all of it is what it was."""
         return (
             all(_same(getattr(conv, name, _SEEN), value) for name, value in self.guards)
             and all(map(_same, _values(reads.free), self.free))
-            and all(t.requires_grad is needs for t, needs in self.needs)
+            and all(_form(t) == form for t, form in self.needs)
             and all(part == _part(part[0]) and not is_watched(part[0]) for part in self.parts)
         )
 
@@ -101,10 +106,13 @@ class Attempt:
     def __init__(self, conv: MessagePassing, plain: Any, name: str, edges: Edges, kwargs: dict):
         self.kept: Kept | None = None
         self.recorder: Recorder | None = None
-        key = _key(edges, kwargs) if type(edges.edge_index) is Tensor and is_possible() else None
+        key = (
+            _key(edges, kwargs) if type(edges.edge_index) is Tensor and not edges.is_sparse and is_possible() else None
+        )
         if key is None:
             return
-        graph = self._graph = edges.graph()
+        graph, self._edges = edges.graph(), edges.edge_index
+        self._graph = graph
         self._found = _calls.setdefault(conv, {})
         self._key = key = (id(graph), name, conv.training, conv.node_dim, *key)
         known = self._found.get(key)
@@ -130,7 +138,11 @@ class Attempt:
             return
         self._of = _methods(plain), reads, state
         constants = [tensor for tensor, _ in state.needs]
-        self.recorder = Recorder(self.given(kwargs), constants, Lazy, METADATA)
+        given = self.given(kwargs)
+        apart = {id(x) for x in (*constants, self._edges)}
+        if any(id(x) in apart for x in given):  # which of the two is meant cannot be told
+            return
+        self.recorder = Recorder(given, constants, Lazy, METADATA)
 
     def given(self, kwargs: dict) -> list:
         """What the calls are made of."""
@@ -154,7 +166,7 @@ def _key(edges: Edges, kwargs: dict) -> tuple | None:
     autocast, kind = touch.any_autocast(), edges.edge_index.device.type
     found: list[Any] = [
         *(torch.is_grad_enabled(), torch.is_inference_mode_enabled(), autocast, edges.flow, tuple(edges.size)),
-        torch.are_deterministic_algorithms_enabled(),
+        *(torch.are_deterministic_algorithms_enabled(), torch.get_default_dtype()),
     ]
     if autocast:
         found += (torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind))
@@ -164,7 +176,7 @@ def _key(edges: Edges, kwargs: dict) -> tuple | None:
             if type(x) in _TENSORS:
                 found += (x.shape, x.dtype, x.device, x.requires_grad, x.stride(), x.is_inference())
             elif type(x) in _SCALARS:
-                found += (type(x), x)
+                found += (type(x), repr(x) if type(x) is float else x)
             else:
                 return None
     tensors = [id(x) for x in _tensors(kwargs)]
@@ -174,6 +186,8 @@ def _key(edges: Edges, kwargs: dict) -> tuple | None:
 
 
 def _same(value: Any, before: Any) -> bool:
+    if type(before) is float:  # 0.0 is not -0.0
+        return type(value) is float and repr(value) == repr(before)
     if type(before) in _SCALARS:
         return type(value) is type(before) and value == before
     if type(before) is tuple:
@@ -181,15 +195,42 @@ def _same(value: Any, before: Any) -> bool:
     return value is before
 
 
-def _part(module: torch.nn.Module) -> tuple:
-    """A module, its options, and who its parameters, buffers and parts are."""
-    options = [value for value in vars(module).values() if type(value) in _SCALARS or type(value) is tuple]
+def _part(module: torch.nn.Module) -> tuple | None:
+    """A module, its class and options, and who its parameters, buffers and parts are; None of one that cannot be
+    compared."""
+    options: list[Any] = [type(module), type(module).forward]
+    for name, value in vars(module).items():
+        found = _option(value)
+        if found is not _NEVER:
+            options.append(found)
+        elif not name.startswith("_"):  # torch's own: hooks, which `is_watched` sees, and what is below
+            return None
     held = [*module.parameters(False), *module.buffers(False), *touch.submodules(module).values()]
     return module, options, list(map(id, held))
 
 
+def _option(value: Any) -> Any:
+    """An option of a module as it is compared; _NEVER of what is not."""
+    if type(value) is float:
+        return repr(value)
+    if type(value) in (tuple, list):
+        found = tuple(map(_option, value))
+        return _NEVER if _NEVER in found else found
+    if type(value) is dict:
+        return _option([*value.items()])
+    plain = type(value) in _SCALARS or isinstance(value, (types.FunctionType, types.BuiltinFunctionType))
+    return value if plain else _NEVER
+
+
+def _form(x: Tensor) -> tuple:
+    """What a recording takes for granted of a tensor that stays the same."""
+    return x.requires_grad, x.shape, x.dtype, x.device, x.stride()
+
+
 def _methods(plain: Any) -> tuple:
-    return tuple(getattr(plain, name, None) for name in _METHODS)
+    """The methods of a class and its parents."""
+    parents = plain.__mro__[: plain.__mro__.index(MessagePassing)]
+    return tuple(vars(parent).get(name) for parent in parents for name in _METHODS)
 
 
 @functools.lru_cache(maxsize=256)
@@ -209,7 +250,7 @@ def _reads_of(plain: Any, methods: tuple) -> _Reads | None:
         if not isinstance(function, types.FunctionType):
             return None
         defaults = (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())
-        if any(type(value) not in _SCALARS for value in defaults):
+        if any(type(value) not in _SCALARS for value in defaults) or vars(function).keys() - {"__wrapped__"}:
             return None
         of_this: list[tuple[dict | None, Any]] = [(None, cell) for cell in function.__closure__ or ()]
         for code in bytecode.parts_of(function.__code__):
@@ -222,6 +263,12 @@ def _reads_of(plain: Any, methods: tuple) -> _Reads | None:
         found = (value for value in _values(of_this) if isinstance(value, types.FunctionType))
         functions += [value for value in found if not _is_harmless(value) and value not in functions]
     return _Reads(frozenset(attributes), tuple(free), tuple(functions))
+
+
+def keeps_nothing(plain: Any) -> bool:
+    """True if the methods of a class keep no value, and ask for no gradient of one."""
+    reads = _reads_of(plain, _methods(plain))
+    return reads is not None and reads.attributes.isdisjoint(_KEEPING)
 
 
 def _is_pygs(function: Any) -> bool:
@@ -248,9 +295,13 @@ def _state_of(conv: MessagePassing, plain: Any, reads: _Reads) -> _State | None:
     guards: list[tuple[str, Any]] = [("aggr_module", conv.aggr_module)]
     own = plain.__mro__[: plain.__mro__.index(MessagePassing)]
     for name in reads.attributes:
+        if name in _UNSEEN:
+            return None
         # A name that every layer has is one of tensors here, or of what PyG does around the methods.
         if hasattr(MessagePassing, name) and name not in vars(conv) and not any(name in vars(cls) for cls in own):
             continue
+        if _is_computed(plain, name):
+            return None
         value = getattr(conv, name, _SEEN)
         if value is not _SEEN and name not in _METHODS:
             guards.append((name, value))
@@ -268,9 +319,18 @@ def _state_of(conv: MessagePassing, plain: Any, reads: _Reads) -> _State | None:
             trusted = type(part).__module__.startswith(("torch.nn.modules.", "torch_geometric.nn."))
             if not trusted or is_watched(part) or "forward" in vars(part):
                 return None
-            parts.append(_part(part))
+            found = _part(part)
+            if found is None:
+                return None
+            parts.append(found)
             constants += [*part.parameters(False), *part.buffers(False)]
-    return _State(tuple(guards), tuple(free), tuple(parts), tuple((t, t.requires_grad) for t in constants))
+    return _State(tuple(guards), tuple(free), tuple(parts), tuple((t, _form(t)) for t in constants))
+
+
+def _is_computed(plain: Any, name: str) -> bool:
+    """True for an attribute that code of the user's makes at each look."""
+    found = inspect.getattr_static(plain, name, None)
+    return not isinstance(found, types.FunctionType) and hasattr(type(found), "__get__")
 
 
 def _is_comparable(value: Any) -> bool:

@@ -25,7 +25,7 @@ from gnnaccel.pyg_backend.attention import Deferred
 from gnnaccel.pyg_backend.bases import factors, weighs_messages
 from gnnaccel.pyg_backend.call import Call, alone, current, note_outcome
 from gnnaccel.pyg_backend.graph import Edges, Unsupported, nonzeros_of
-from gnnaccel.pyg_backend.kept import Attempt
+from gnnaccel.pyg_backend.kept import Attempt, keeps_nothing
 from gnnaccel.pyg_backend.touch import (
     DECOMPOSED,
     EXPLAINED,
@@ -267,7 +267,7 @@ def _in_call(conv, plain: Any, name: str, edge_index, size, kwargs: dict, kind: 
                 report.record(kind + " segment" * stored, start, kept.gathered, stored)
                 return out
         doubt = _FUSED if _is_fused(conv, edges) and not updating else distrust(conv)
-        call = Call(edges, lazily=doubt is None)
+        call = Call(edges, doubt is None, waits=doubt is None and keeps_nothing(plain))
     except Unsupported as error:
         report.fallback(kind, str(error))
     if call is None:  # out of the handler: an error that PyG raises has none of ours behind it

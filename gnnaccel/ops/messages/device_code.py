@@ -114,23 +114,57 @@ __device__ __forceinline__ void store(T* to, const A* from) {
 }
 
 // What two pieces, or lanes, of a row have found; pos: the nonzero of an extremum, -1 of none.
-// lse: the logarithm of the sum of exponentials of scores.
+// Of a softmax: the greatest score, and the logarithm of the sum of exponentials without it.
 struct PieceState {
   double value;
   int64_t pos;
-  double lse;
+  double top, log;
+  bool any;
   __device__ __forceinline__ void clear() {
     value = 0;
     pos = -1;
-    lse = -infinite();
+    top = log = -infinite();
+    any = false;
   }
 };
-__device__ __forceinline__ double log_of_sum(double a, double b) {
-  const double most = a > b ? a : b, least = a > b ? b : a;
-  return least == -infinite() ? most : most + log1p(exp(least - most));
+__device__ __forceinline__ double weight_of(double log, double top, double greatest) {
+  return top == -infinite() ? 0 : exp(log + (top - greatest));
 }
-__device__ __forceinline__ double weighed(double value, double lse, double all) {
-  return lse == -infinite() ? 0 : value * exp(lse - all);
+__device__ __forceinline__ void take_top(PieceState& state, const PieceState& other) {
+  if (other.any && (!state.any || other.value > state.value)) state = other;
+}
+__device__ __forceinline__ void add_logs(PieceState& state, const PieceState& other) {
+  if (!other.any) return;
+  if (!state.any) {
+    state = other;
+    return;
+  }
+  const double most = state.value > other.value ? state.value : other.value;
+  const double least = state.value > other.value ? other.value : state.value;
+  state.value = least == -infinite() ? most : most + log1p(exp(least - most));
+}
+__device__ __forceinline__ void add_totals(PieceState& state, const PieceState& other) {
+  if (!other.any) return;
+  if (!state.any) {
+    state = other;
+    return;
+  }
+  const double top = state.top > other.top ? state.top : other.top;
+  state.value = log(weight_of(state.value, state.top, top) + weight_of(other.value, other.top, top));
+  state.top = top;
+}
+__device__ __forceinline__ void add_weighed(PieceState& state, const PieceState& other) {
+  if (!other.any) return;
+  if (!state.any) {
+    state = other;
+    return;
+  }
+  const double top = state.top > other.top ? state.top : other.top;
+  const double mine = weight_of(state.log, state.top, top), its = weight_of(other.log, other.top, top);
+  const double value = (mine == 0 ? 0 : state.value * mine) + (its == 0 ? 0 : other.value * its);
+  state.value = value / (mine + its);
+  state.log = log(mine + its);
+  state.top = top;
 }
 template <typename V>
 __device__ __forceinline__ bool is_better(V x, int64_t pos, V than, int64_t than_pos, bool greatest) {

@@ -128,11 +128,13 @@ class Launch:
         index, wide = arrays.indptr.element_size(), 8 if "f64" in (*form.leaves, *form.outputs) else 4
         for o, output in enumerate(program.outputs):
             count = parts * math.prod(program.steps[output.step].features)
-            second = index if o in self._extremes else wide if output.reduce == "soft" else 0
-            sizes = (wide, second) if output.reduce in TO_ROWS else ()
+            # argmax, part and pos of an extremum's pieces; logs, part and tops of a softmax's (source)
+            sizes: tuple = (0, wide if output.reduce in TO_ROWS else 0, index if o in self._extremes else 0)
+            if output.reduce in ("soft", "logtotal"):
+                sizes = (wide if output.reduce == "soft" else 0, wide, wide)
             for which, size in enumerate(sizes):
                 if count and size:
-                    self._places.append((self._end + 3 * o + 1 + which, self._scratch))
+                    self._places.append((self._end + 3 * o + which, self._scratch))
                     self._scratch += -(-count * size // 16) * 16
         in_block = THREADS // (source.lanes * source.others)
         self._walk, self._grid = made.walk, (-(-workers // in_block), source.slices)

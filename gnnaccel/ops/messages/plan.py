@@ -76,17 +76,16 @@ class _Planner:
         self.outputs = [-1] * len(program.outputs)
 
     def _apart(self) -> None:
-        """Logarithms of sums of exponentials as maxima and sums; sums weighted by a softmax are divided at last."""
+        """Logarithms of sums of exponentials as sums; sums weighted by a softmax are divided at last."""
         b, weights = self.b, []
         done: dict[int, Value] = {}
         for value in b.values():
             if value.op == "over_logsumexp":
-                scores = replaced(b, value.args[0], done)
-                top = b.over("max", scores)
-                raised = b.unary("exp", b.sub(scores, top))
+                shifted = value.args[0]  # by the greatest
+                raised = b.unary("exp", replaced(b, shifted, done))
                 total = b.over("sum", raised)
-                weights.append((b.unary("exp", b.sub(value.args[0], value)), raised, total))
-                done[value.number] = b.add(top, b.unary("log", total))
+                weights.append((b.unary("exp", b.sub(shifted, value)), raised, total))
+                done[value.number] = b.unary("log", total)
         for n, (value, reduce) in enumerate(self.results):
             for weight, raised, total in weights if reduce == "sum" else ():
                 rest = _without(b, value, weight)
@@ -174,7 +173,7 @@ class _Planner:
             for value in wanted.values():
                 soft = moved.get(value.number)
                 if (level(value.args[0]) if soft is None else 0) == k:
-                    output = (value.args[0], value.op[5:]) if soft is None else (soft[0], "soft", None, soft[1])
+                    output = (value.args[0], value.op[5:]) if soft is None else (soft[0], soft[1], None, soft[2])
                     made.append((value, output, results.get(value.number, -1)))
             for n, value, reduce in outputs:
                 if reduce == "row":
@@ -184,7 +183,7 @@ class _Planner:
                     same = self.b.over("sum", value) if reduce == "sum" and value.of_edge else None
                     if same is not None and same.number in wanted:
                         continue
-                    made.append((None, (value, reduce) if soft is None else (soft[0], "soft", None, soft[1]), n))
+                    made.append((None, (value, reduce) if soft is None else (soft[0], soft[1], None, soft[2]), n))
             for value in stored:
                 if level(value) == k:
                     made.append((value, (value, "none"), -1))
@@ -217,7 +216,7 @@ class _Planner:
 
     def _made_of_rows(self, values: list[Value]) -> list[Value]:
         """Values of destinations, made of reductions, that edges read."""
-        found = {}
+        found = {v.number: v for v in values if not v.of_edge and v.number not in self.slot and self._has_over(v)}
         for value in _reached(values, self.slot):
             for arg in value.args:
                 if value.of_edge and not arg.of_edge and arg.number not in self.slot and self._has_over(arg):
@@ -237,21 +236,26 @@ class _Planner:
 
     # A softmax's sums in one walk.
 
-    def _fused(self, wanted: dict[int, Value], outputs: list) -> dict[int, tuple[Value, Value]]:
-        """Sums that the walk of a softmax makes too: by the number of their value, or ~ that of an output, the value
-        without the weight and the scores in its features."""
-        found: dict[int, tuple[Value, Value]] = {}
+    def _fused(self, wanted: dict[int, Value], outputs: list) -> dict[int, tuple[Value, str, Value | None]]:
+        """What the walk of a softmax's scores makes at once: by the number of its value, or ~ that of an output, what
+        is reduced, how, and of a weighted sum the scores in its features."""
+        found: dict[int, tuple[Value, str, Value | None]] = {}
         weights = []
         for value in wanted.values():
-            if value.op == "over_logsumexp" and self.level(value) == 1:
-                weights.append(self.b.unary("exp", self.b.sub(value.args[0], value)))
+            if value.op != "over_logsumexp":
+                continue
+            scores, top = value.args[0].args
+            if self.level(scores) == 0:
+                weights.append((self.b.unary("exp", self.b.sub(value.args[0], value)), scores))
+                found[top.number] = scores, "top", None
+                found[value.number] = scores, "logtotal", None
         sums = [(v.number, v.args[0]) for v in wanted.values() if v.op == "over_sum"]
         sums += [(~n, v) for n, v, reduce in outputs if reduce == "sum"]
         for number, value in sums:
-            for weight in weights:
-                rest = _without(self.b, value, weight) if self.level(value) == 1 else None
+            for weight, scores in weights:
+                rest = _without(self.b, value, weight)
                 if rest is not None and (rest.factor is None or self.level(rest.factor) == 0):
-                    found[number] = rest.alone(self.b), rest.of(self.b, weight.args[0].args[0], alone=True)
+                    found[number] = rest.alone(self.b), "soft", rest.of(self.b, scores, alone=True)
                     break
         return found
 
@@ -263,13 +267,14 @@ class _Planner:
     def _rows_of_sources(self, outputs: list[Value], stored: list[Value]) -> list[Value]:
         """Values of destinations to be made once, and not on each edge: of reductions, or narrower than what they are
         made of."""
+        reached = _reached(outputs, {v.number: 0 for v in stored})
+        looked = [*outputs, *(arg for value in reached if value.of_edge for arg in value.args)]
         found = {}
-        for value in _reached(outputs, {v.number: 0 for v in stored}):
-            for arg in value.args:
-                if value.of_edge and not arg.of_edge and arg.op != "leaf" and arg.number not in self.slot:
-                    read = sum(v.width for v in _reached([arg]) if v.op == "leaf" and self._kind(v) == "v")
-                    if read > arg.width or self._has_over(arg):
-                        found[arg.number] = arg
+        for value in looked:
+            if not value.of_edge and value.op != "leaf" and value.number not in self.slot:
+                read = sum(v.width for v in _reached([value]) if v.op == "leaf" and self._kind(v) == "v")
+                if read > value.width or self._has_over(value):
+                    found[value.number] = value
         return list(found.values())
 
     def _kind(self, leaf: Value) -> str:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from gnnaccel.lower import bounds
 from gnnaccel.ops.messages.device_code import HELPERS, PROLOGUE
 from gnnaccel.ops.messages.values import TYPES, Form, Scattered, Value, View, Writer
-from gnnaccel.program.program import TO_ROWS, Program
+from gnnaccel.program.program import SOFT, TO_ROWS, Program
 from gnnaccel.schedule.worklist import PIECE_RUN
 
 THREADS = 256
@@ -60,8 +60,8 @@ class _Kernel:
         self.scores: list[Value] = []
         self.softmax_of: dict[int, int] = {}
         for o, output in enumerate(program.outputs):
-            if output.reduce in ("logsumexp", "soft"):
-                score = self.values[o] if output.reduce == "logsumexp" else w.value(output.by, self.views[o])
+            if output.reduce in SOFT:
+                score = self.values[o] if output.reduce != "soft" else w.value(output.by, self.views[o])
                 if score not in self.scores:
                     self.scores.append(score)
                 self.softmax_of[o] = self.scores.index(score)
@@ -154,12 +154,9 @@ class _Kernel:
         lines += [f"  int64_t next{o};" for o in range(len(form.outputs))]
         lines += [f"  const {TYPES[kind]}* in{i};" for i, kind in enumerate(form.leaves)]
         lines += [f"  {TYPES[kind]}* out{o};" for o, kind in enumerate(form.outputs)]
-        for o, output in enumerate(self.program.outputs):
-            lines += [
-                f"  I* argmax{o};",
-                f"  A* part{o};",
-                f"  A* lse{o};" if output.reduce == "soft" else f"  I* pos{o};",
-            ]
+        for o, output in enumerate(self.program.outputs):  # of pieces: what there is, whose or how it is weighed
+            first, last = ("A* logs", "A* tops") if output.reduce in SOFT else ("I* argmax", "I* pos")
+            lines += [f"  {first}{o};", f"  A* part{o};", f"  {last}{o};"]
         return [*lines, "};", "", "}  // namespace", ""]
 
     def _walk(self, together: bool, threads: int) -> list[str]:
@@ -275,7 +272,7 @@ class _Kernel:
         """An edge's message, taken into what there is of the row, or written."""
         output, value, slots = self.program.outputs[o], self.values[o], self._slots(o)
         x = value.at("r", "i")
-        if output.reduce in ("row", "logsumexp"):
+        if output.reduce == "row" or (output.reduce in SOFT and output.reduce != "soft"):
             return []
         each = "FOR(r, R)" + (" FOR(i, VEC)" if slots == "full" else "")
         here = "r * VEC + i" if slots == "full" else "r"
@@ -370,14 +367,15 @@ class _Kernel:
         extreme = output.reduce in ("max", "min")
         count = "VEC" if full else "1"
         mine = f"acc{o} + r * VEC" if full else f"acc{o} + r"
-        softmax = []
-        if output.reduce in ("logsumexp", "soft"):
-            j, at = self._state(o)
-            lse = f"top{j}[{at}] + logarithm(all{j}[{at}])"
-            made = lse if output.reduce == "logsumexp" else f"({mine})[i] / all{j}[{at}]"
-            empty = "-infinite()" if output.reduce == "logsumexp" else "A(0)"
-            softmax = [f"  FOR(i, {count}) ({mine})[i] = span.end > span.begin ? {made} : {empty};"]
         whose = f"best{o}[r * VEC + i]" if full else f"best{o}[r]"
+        softmax: list[str] = []
+        if output.reduce in SOFT:
+            j, at = self._state(o)
+            top, log = f"top{j}[{at}]", f"logarithm(all{j}[{at}])"
+            made = {"top": top, "logtotal": log, "logsumexp": f"{top} + {log}", "soft": f"({mine})[i] / all{j}[{at}]"}
+            empty = "A(0)" if output.reduce == "soft" else "-infinite()"
+            value = made[output.reduce]
+            softmax = [f"  FOR(i, {count}) ({mine})[i] = span.end > span.begin ? {value} : {empty};"]
         lines = [
             f"FOR(r, R) if ({owner}) {{",
             *softmax,
@@ -392,8 +390,10 @@ class _Kernel:
         lines.append(f"    FOR(i, {count}) p.part{o}[to + i] = ({mine})[i];")
         if extreme:
             lines.append(f"    FOR(i, {count}) p.pos{o}[to + i] = {whose};")
+        if output.reduce in ("soft", "logtotal"):
+            lines.append(f"    FOR(i, {count}) p.tops{o}[to + i] = {top};")
         if output.reduce == "soft":
-            lines.append(f"    FOR(i, {count}) p.lse{o}[to + i] = {lse};")
+            lines.append(f"    FOR(i, {count}) p.logs{o}[to + i] = {log};")
         lines.append("  } else {")
         if output.reduce == "mean":
             lines.append(
@@ -433,7 +433,7 @@ class _Kernel:
                 "    State state;",
                 f"    state.value = static_cast<double>(p.part{o}[piece * {width} + d]);",
                 f"    state.pos = {pos};",
-                *_read_lse(output.reduce, o, width),
+                *_read_soft(output.reduce, o, width),
                 "    return state;",
                 "  }",
                 "  __device__ __forceinline__ void add(State& state, const State& other) const {",
@@ -443,21 +443,15 @@ class _Kernel:
                     "    if (is_better(other.value, other.pos, state.value, state.pos, "
                     f"{_greatest(output)})) state = other;"
                 )
-            elif output.reduce == "logsumexp":
-                lines.append("    state.lse = log_of_sum(state.lse, other.lse);")
-            elif output.reduce == "soft":
-                lines += [
-                    "    const double both = log_of_sum(state.lse, other.lse);",
-                    "    state.value = weighed(state.value, state.lse, both) + weighed(other.value, other.lse, both);",
-                    "    state.lse = both;",
-                ]
+            elif output.reduce in SOFT:
+                lines.append(f"    {_MERGED[output.reduce]}(state, other);")
             else:
                 lines.append("    state.value += other.value;")
             lines += [
                 "  }",
                 "  __device__ __forceinline__ void write(const Pieces<I>& pieces, int64_t d,",
                 "                                        const State& state) const {",
-                f"    double value = state.{'lse' if output.reduce == 'logsumexp' else 'value'};",
+                "    double value = state.value;",
             ]
             if output.reduce == "mean":
                 lines.append(
@@ -490,10 +484,16 @@ class _Kernel:
         return lines, slices
 
 
-def _read_lse(reduce: str, o: int, width: int) -> list[str]:
+# How two pieces of a softmax's row are joined (device_code).
+_MERGED = {"top": "take_top", "logsumexp": "add_logs", "logtotal": "add_totals", "soft": "add_weighed"}
+
+
+def _read_soft(reduce: str, o: int, width: int) -> list[str]:
     """Of a piece, for a state."""
-    place = {"soft": "lse", "logsumexp": "part"}.get(reduce)
-    return [f"    state.lse = static_cast<double>(p.{place}{o}[piece * {width} + d]);"] if place else []
+    found = {"tops": "top", "logs": "log"}
+    names = {"soft": ("tops", "logs"), "logtotal": ("tops",)}.get(reduce, ())
+    lines = [f"    state.{found[n]} = static_cast<double>(p.{n}{o}[piece * {width} + d]);" for n in names]
+    return [*lines, "    state.any = true;"] if reduce in SOFT else []
 
 
 def _greatest(output) -> str:

@@ -12,12 +12,14 @@ from gnnaccel.recording import Call, Recorded, Slot, slots_in
 def together(recorded: Recorded, evaluate: Callable) -> Recorded:
     """The recording with calls of evaluate(graph, program, operands, dtype) that do not need each other as one."""
     calls = list(recorded.calls)
+    # Of several results each may be differentiated by itself: they have one node if they are of the same tensors.
+    graded = None if len(slots_in(recorded.result)) == 1 else recorded.graded
     at = 0
     while at < len(calls):
         if calls[at].function is evaluate:
             later = at + 1
             while later < len(calls):
-                both = _both(calls, at, later, evaluate)
+                both = _both(calls, at, later, evaluate, graded)
                 if both is not None:
                     calls[at], calls[later : later + 1] = both, []
                 else:
@@ -26,8 +28,9 @@ def together(recorded: Recorded, evaluate: Callable) -> Recorded:
     return recorded._replace(calls=tuple(calls))
 
 
-def _both(calls: list[Call], first: int, second: int, evaluate: Callable) -> Call | None:
-    """One call in place of two, where the first is; None if there is none."""
+def _both(calls: list[Call], first: int, second: int, evaluate: Callable, graded: frozenset[int] | None) -> Call | None:
+    """One call in place of two, where the first is; None if there is none. graded : if both must be of the same tensors
+    among these."""
     one, other = calls[first], calls[second]
     if other.function is not evaluate or one.args[0] != other.args[0] or one.args[3] != other.args[3]:
         return None
@@ -36,6 +39,8 @@ def _both(calls: list[Call], first: int, second: int, evaluate: Callable) -> Cal
         return None
     programs = one.args[1], other.args[1]
     if not all(isinstance(x, Slot) for call in (one, other) for x in call.args[2]):
+        return None
+    if graded is not None and graded.intersection(slots_in(one.args)) != graded.intersection(slots_in(other.args)):
         return None
     joined = join(*programs, tuple(x.number for x in one.args[2]), tuple(x.number for x in other.args[2]))
     if joined is None:
