@@ -96,12 +96,6 @@ def call(function: Callable, *args: Any, **kwargs: Any) -> Any:
     return out
 
 
-def refuse(reason: str) -> None:
-    """Say that what is being done cannot be done again by calls alone."""
-    if _now.recorder is not None:
-        _now.recorder.failed = _now.recorder.failed or reason
-
-
 class Recorder(TorchFunctionMode):
     """A context that records.
 
@@ -141,16 +135,13 @@ class Recorder(TorchFunctionMode):
         if plain:
             return func(*args, **kwargs)
         if any(isinstance(x, self.deferred) for x in touch.pytree.tree_flatten((args, kwargs))[0]):
-            with self._again():
+            with _Pushed(self):
                 return self.deferred.__torch_function__(func, types, args, kwargs)
         if self._random != _random():
             self.failed = self.failed or "random numbers are drawn, or set, unseen"
         out = func(*args, **kwargs)
         self.note(func, args, kwargs, out)
         return out
-
-    def _again(self):
-        return _Pushed(self)
 
     def _written(self) -> list[int | None]:
         """How often what stays the same, and what is given, has been written into."""

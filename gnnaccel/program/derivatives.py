@@ -180,7 +180,6 @@ def ahead(program: Program, wanted: tuple[bool, ...]) -> Ahead | None:
     if any(o.reduce not in ("sum", "mean") or 0 in program.steps[o.step].features for o in program.outputs):
         return None
     b, starts = seeded(program, (True,) * len(program.outputs))
-    of_edges = differs_by_edge(program)
     sums: list[Value] = []
     targets: list[tuple[int, int, list[Shape]]] = []
     for number, (value, seed, gradient) in enumerate(starts):
@@ -190,7 +189,7 @@ def ahead(program: Program, wanted: tuple[bool, ...]) -> Ahead | None:
                 continue
             each, shapes = _unfolded(found[leaf])
             factor = factor_over(b, each, gradient)
-            if factor is None or not of_edges(factor):
+            if factor is None or not factor.of_edge:
                 return None
             sums.append(factor)
             targets.append((leaf, number, [each.features, *shapes]))
@@ -217,18 +216,6 @@ def constant_factors(program: Program) -> dict[int, float]:
         if factor is not None and factor.op == "fill" and factor.features == program.leaves[leaf].features:
             numbers[leaf] = sign * factor.numbers[0]
     return numbers
-
-
-def differs_by_edge(program: Program) -> Callable[[Value], bool]:
-    """Whether a value differs from edge to edge of a row."""
-
-    @functools.cache
-    def differs(value: Value) -> bool:
-        if value.op == "leaf":
-            return program.leaves[value.numbers[0]].kind in ("u", "e")
-        return any(map(differs, value.args))
-
-    return differs
 
 
 # Which arguments a function is linear in.

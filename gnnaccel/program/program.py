@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 import functools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from gnnaccel.program.language import Expression
@@ -123,6 +123,19 @@ class Value:
     @property
     def width(self) -> int:
         return math.prod(self.features)
+
+
+def reached_from(values: Iterable[Value], stops: dict[int, int] | None = None) -> list[Value]:
+    """All that values are made of, they themselves too; not what those in `stops` are made of."""
+    found: dict[int, Value] = {}
+    waiting = list(values)
+    while waiting:
+        value = waiting.pop()
+        if value.number not in found:
+            found[value.number] = value
+            if stops is None or value.number not in stops:
+                waiting += value.args
+    return list(found.values())
 
 
 Given = Value | float  # an operand: a number stands for itself

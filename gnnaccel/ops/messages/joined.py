@@ -10,9 +10,9 @@ from __future__ import annotations
 import functools
 from typing import NamedTuple
 
-from gnnaccel.program.derivatives import adjoints, differs_by_edge, factor_over, seeded
+from gnnaccel.program.derivatives import adjoints, factor_over, seeded
 from gnnaccel.program.language import Expression
-from gnnaccel.program.program import Builder, Leaf, Program, Value, program_of
+from gnnaccel.program.program import Builder, Leaf, Program, Value, program_of, reached_from
 
 Walk = tuple[Program, tuple[str, ...]]  # a program, and the names of its operands
 
@@ -104,7 +104,7 @@ def plan_of(forms: Forms, num_feats: int, keep: bool) -> Plan:
             factor = factor_over(b, each, gradient)
             if factor is None:
                 raise NotImplementedError(f"{message}: gradient to v.{name}")
-            if differs_by_edge(base)(factor):
+            if factor.of_edge:
                 kept.append(f"sum for {name}")
                 outputs.append((factor, "sum"))
                 times = back.leaf("v", kept[-1])
@@ -139,7 +139,7 @@ def plan_of(forms: Forms, num_feats: int, keep: bool) -> Plan:
 def _in_place(back: _Leaves, into: dict[str, tuple]) -> tuple[Walk | None, tuple]:
     """`Plan.in_place` and `Plan.after`."""
     sums = [output[0] for output in into.values() if output[1] == "sum"]
-    read = [back.names[x.numbers[0]] for x in _reached(*sums).values() if x.op == "leaf"]
+    read = [back.names[x.numbers[0]] for x in reached_from(sums) if x.op == "leaf"]
     after: dict[str, tuple[str, ...]] = {}
     for name, (value, reduce, *_) in into.items():
         if ("v", name) in read and reduce == "row":  # by all pieces of a row, of which the first has written it
@@ -156,18 +156,6 @@ def _in_place(back: _Leaves, into: dict[str, tuple]) -> tuple[Walk | None, tuple
 def _program(expression: Expression, reduce: str, num_feats: int) -> tuple[Program, list]:
     shapes = tuple((leaf, (1,) if leaf[0] == "c" else (num_feats,)) for leaf in expression.leaves)
     return program_of(((expression, reduce),), shapes)
-
-
-def _reached(*values: Value) -> dict[int, Value]:
-    """All values that some are made of, by number."""
-    found: dict[int, Value] = {}
-    waiting = list(values)
-    while waiting:
-        value = waiting.pop()
-        if value.number not in found:
-            found[value.number] = value
-            waiting += value.args
-    return found
 
 
 def _copied(here: _Leaves, value: Value, there: _Leaves, kinds: dict[str, str]) -> Value:

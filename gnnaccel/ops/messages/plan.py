@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 
 from gnnaccel.program.layers import replaced
-from gnnaccel.program.program import Builder, Leaf, Program, Value
+from gnnaccel.program.program import Builder, Leaf, Program, Value, reached_from
 
 _SIDES = {"u": "v", "v": "u", "e": "e", "c": "c"}  # of the same edges reversed
 _TINY = 1e-38  # instead of a sum of no weights
@@ -71,7 +71,6 @@ class _Planner:
         self.slot: dict[int, int] = {b.leaf(n).number: n for n in range(len(program.leaves))}
         self.kinds: dict[int, str] = {n: leaf.kind for n, leaf in enumerate(program.leaves)}
         self.features = {n: leaf.features for n, leaf in enumerate(program.leaves)}
-        self.bytes = dict(enumerate(sizes))
         self.actions: list[Action] = []
         self.outputs = [-1] * len(program.outputs)
 
@@ -118,7 +117,7 @@ class _Planner:
 
     def _new(self, value: Value, kind: str) -> int:
         made = len(self.kinds)
-        self.kinds[made], self.features[made], self.bytes[made] = kind, value.features, _WIDE_BYTES
+        self.kinds[made], self.features[made] = kind, value.features
         self.slot.setdefault(value.number, made)
         return made
 
@@ -162,7 +161,7 @@ class _Planner:
     def _walks(self, outputs: list, over: list[Value], stored: list[Value], rows: list[Value]) -> None:
         level = self.level
         wanted: dict[int, Value] = {}
-        for value in _reached([*(v for _, v, _ in outputs), *over, *stored, *rows]):
+        for value in reached_from([*(v for _, v, _ in outputs), *over, *stored, *rows]):
             if value.op.startswith("over_"):
                 wanted[value.number] = value
         depth = 1 + max([level(v) for v in [*wanted.values(), *(v for _, v, _ in outputs), *stored]], default=0)
@@ -217,14 +216,14 @@ class _Planner:
     def _made_of_rows(self, values: list[Value]) -> list[Value]:
         """Values of destinations, made of reductions, that edges read."""
         found = {v.number: v for v in values if not v.of_edge and v.number not in self.slot and self._has_over(v)}
-        for value in _reached(values, self.slot):
+        for value in reached_from(values, self.slot):
             for arg in value.args:
                 if value.of_edge and not arg.of_edge and arg.number not in self.slot and self._has_over(arg):
                     found[arg.number] = arg
         return [v for v in found.values() if not v.op.startswith("over_")]
 
     def _has_over(self, value: Value) -> bool:
-        return any(v.op.startswith("over_") for v in _reached([value]))
+        return any(v.op.startswith("over_") for v in reached_from([value]))
 
     def _rows(self, values: list[Value]) -> None:
         values = [v for v in dict.fromkeys(values) if v.number not in self.slot]
@@ -267,12 +266,12 @@ class _Planner:
     def _rows_of_sources(self, outputs: list[Value], stored: list[Value]) -> list[Value]:
         """Values of destinations to be made once, and not on each edge: of reductions, or narrower than what they are
         made of."""
-        reached = _reached(outputs, {v.number: 0 for v in stored})
+        reached = reached_from(outputs, {v.number: 0 for v in stored})
         looked = [*outputs, *(arg for value in reached if value.of_edge for arg in value.args)]
         found = {}
         for value in looked:
             if not value.of_edge and value.op != "leaf" and value.number not in self.slot:
-                read = sum(v.width for v in _reached([value]) if v.op == "leaf" and self._kind(v) == "v")
+                read = sum(v.width for v in reached_from([value]) if v.op == "leaf" and self._kind(v) == "v")
                 if read > value.width or self._has_over(value):
                     found[value.number] = value
         return list(found.values())
@@ -296,7 +295,7 @@ class _Planner:
 
         for value in outputs:
             look(value)
-        cuts = [v for v in found.values() if any(a.op == "leaf" for a in _reached([v]))]
+        cuts = [v for v in found.values() if any(a.op == "leaf" for a in reached_from([v]))]
         if not cuts:
             return []
         # The walk over the graph itself reads for the cuts what it reads anyway, or more.
@@ -308,7 +307,7 @@ class _Planner:
 
     def _read(self, values: list[Value], cuts: dict[int, int], gathered: str) -> int:
         """Bytes that an edge's values take to read: rows of `gathered` ends and of the edge itself."""
-        leaves = [v for v in _reached(values, cuts) if v.op == "leaf" and v.number not in cuts]
+        leaves = [v for v in reached_from(values, cuts) if v.op == "leaf" and v.number not in cuts]
         return sum(v.width * self.sizes[v.numbers[0]] for v in leaves if self._kind(v) in (gathered, "e"))
 
 
@@ -336,7 +335,7 @@ def _without(b: Builder, value: Value, weight: Value) -> _Rest | None:
     """What is left of a product without its factor `weight`; None if it is none."""
     if value is weight:
         return _Rest(value.features, None, ())
-    held = [any(v is weight for v in _reached([a])) for a in value.args]
+    held = [any(v is weight for v in reached_from([a])) for a in value.args]
     if sum(held) != 1:
         return None
     at = held.index(True)
@@ -354,19 +353,6 @@ def _without(b: Builder, value: Value, weight: Value) -> _Rest | None:
         rest = None if inner.factor is None else b.make(value.op, (inner.factor,), value.numbers, value.features)
         return _Rest(value.features, rest, (*inner.shapes, value))
     return None
-
-
-def _reached(values: Iterable[Value], stops: dict[int, int] | None = None) -> list[Value]:
-    """All that values are made of, they themselves too; not what those in `stops` are made of."""
-    found: dict[int, Value] = {}
-    waiting = list(values)
-    while waiting:
-        value = waiting.pop()
-        if value.number not in found:
-            found[value.number] = value
-            if stops is None or value.number not in stops:
-                waiting += value.args
-    return list(found.values())
 
 
 def is_plain(program: Program) -> bool:
