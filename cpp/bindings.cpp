@@ -16,7 +16,7 @@ PYBIND11_MODULE(_C, module) {
   bind_class<WorkList, const void*, const void*, const void*, int64_t, int64_t, int64_t, bool, SpmmKernel, int, int,
              int64_t>(module, "WorkList");
   bind_class<MessageProgram, const MessageStep*, const MessageLeaf*, const MessageOutput*, int64_t, int64_t, int64_t,
-             int64_t, int64_t, DType>(module, "MessageProgram");
+             int64_t, int64_t, int64_t, int64_t, DType>(module, "MessageProgram");
   add("isa", &isa);
   add("is_amd", &is_amd);
   add("use_openmp", &use_openmp);

@@ -17,6 +17,9 @@ namespace {
 // Bytes of values of the nonzeros that are worked on together: half a first-level cache.
 constexpr int64_t kTileBytes = 24 << 10;
 constexpr int64_t kMostInTile = 256;
+// The same where rows must be whole, of several rows; and of one: half a second-level cache.
+constexpr int64_t kRowsBytes = 128 << 10;
+constexpr int64_t kRowBytes = 512 << 10;
 constexpr int64_t kPrefetchBytes = 1024;  // of a gathered row; the processor follows a longer one by itself
 
 // A value of the nonzeros of a tile: row t at rows[t], or at flat + t * width.
@@ -66,14 +69,39 @@ struct Plan {
   const void* const* operands;
   void* const* results;
   int64_t tile;    // nonzeros
-  int64_t stride;  // of a value's row in the room for a tile: the width of the widest
+  int64_t most;    // of a row that is taken whole; and of rows
+  int64_t stride;  // the width of the widest value
+  Buffer<int64_t> offsets;  // of registers, and behind them of copies of leaves, in the room for a tile; and its size
 
   explicit Plan(const MessageWalkArgs& a)
-      : program(a.program), graph(a.graph), operands(a.operands), results(a.results), stride(a.program.width) {
-    int64_t copies = 0;
-    for (int64_t i = 0; i < program.num_leaves; ++i) copies += access(program.leaves[i]) != Access::in_place;
-    const int64_t bytes = (program.num_registers + copies + 1) * stride * static_cast<int64_t>(sizeof(A));
-    tile = std::min(kMostInTile, std::max<int64_t>(4, kTileBytes / bytes));
+      : program(a.program),
+        graph(a.graph),
+        operands(a.operands),
+        results(a.results),
+        stride(a.program.width),
+        offsets(a.program.num_registers + a.program.num_leaves + 1) {
+    const int64_t registers = program.num_registers, count = registers + program.num_leaves;
+    std::fill_n(offsets.get(), count + 1, int64_t{0});
+    for (int64_t s = 0; s < program.num_steps; ++s) {
+      const MessageStep& step = program.steps[s];
+      offsets[step.out] = std::max<int64_t>(offsets[step.out], step.op == MessageOp::fold || step.op == MessageOp::dot ? step.len : step.width);
+    }
+    for (int64_t i = 0; i < program.num_leaves; ++i)
+      if (access(program.leaves[i]) != Access::in_place) offsets[registers + i] = program.leaves[i].width;
+    int64_t numbers = stride;
+    for (int64_t i = 0; i < count; ++i) numbers += offsets[i];
+    const auto fitting = [&](int64_t bytes) {
+      return std::min(kMostInTile, std::max<int64_t>(4, bytes / (numbers * static_cast<int64_t>(sizeof(A)))));
+    };
+    tile = fitting(program.num_overs ? kRowsBytes : kTileBytes);
+    most = program.num_overs ? fitting(kRowBytes) : tile;
+    // Whole vectors, and one more, so that values do not lie a power of two apart.
+    int64_t at = 0;
+    for (int64_t i = 0; i <= count; ++i) {
+      const int64_t room = (most * offsets[i] + 2 * kLanes<A> - 1) / kLanes<A> * kLanes<A>;
+      offsets[i] = at;
+      at += room;
+    }
   }
 
   // Rows in place are read by whole vectors, and as they are.
@@ -98,8 +126,15 @@ struct Plan {
       std::fill_n(to + row * output.width, output.width, I(-1));
   }
 
-  // Numbers of one value of a tile: whole vectors, and one more, so that values do not lie a power of two apart.
-  int64_t room() const { return (tile * stride + 2 * kLanes<A> - 1) / kLanes<A> * kLanes<A>; }
+  int64_t room() const { return offsets[program.num_registers + program.num_leaves] + 2 * kLanes<A>; }
+};
+
+// Reductions over a row that is longer than a tile, which is walked over once for each level of them: those of lower
+// levels are known, those of this one grow by what each tile has.
+struct LongRow {
+  double* states;  // [num_overs, stride]
+  int64_t level;
+  bool is_first;  // tile
 };
 
 // Nonzeros k .. k + n, their rows, and every value of the program for them.
@@ -110,22 +145,22 @@ class Tile {
       : plan_(plan),
         program_(plan.program),
         graph_(plan.graph),
-        values_((program_.num_registers + program_.num_leaves) * plan.room() + kLanes<A>),
-        pointers_(program_.num_leaves * plan.tile),
+        values_(plan.room()),
+        pointers_(program_.num_leaves * plan.most),
         views_(program_.num_leaves),
-        row_of_(plan.tile) {
-    A* const leaf_copies = align(values_.get()) + program_.num_registers * plan_.room();
+        row_of_(plan.most) {
     for (int64_t i = 0; i < program_.num_leaves; ++i) {
       const MessageLeaf& leaf = program_.leaves[i];
-      A* const copies = leaf_copies + i * plan_.room();
+      A* const copies = register_(program_.num_registers + i);
       const bool in_place = Plan<A, I>::access(leaf) == Access::in_place;
-      views_[i] = {in_place ? nullptr : copies, in_place ? pointers_.get() + i * plan_.tile : nullptr};
+      views_[i] = {in_place ? nullptr : copies, in_place ? pointers_.get() + i * plan_.most : nullptr};
       if (leaf.target != MessageTarget::c) continue;
-      for (int64_t t = 0; t < plan_.tile; ++t) {
+      for (int64_t t = 0; t < plan_.most; ++t) {
         if (in_place)
-          pointers_[i * plan_.tile + t] = static_cast<const A*>(plan_.operands[i]);
+          pointers_[i * plan_.most + t] = static_cast<const A*>(plan_.operands[i]);
         else
-          load_row(leaf, plan_.operands[i], 0, copies + t * leaf.width);
+          with_type(leaf, plan_.operands[i],
+                    [&](const auto* from) { copy_row(from, copies + t * leaf.width, leaf.width); });
       }
     }
   }
@@ -142,6 +177,21 @@ class Tile {
     for (int64_t s = 0; s < program_.num_steps; ++s) step(program_.steps[s]);
   }
 
+  // Computes the values of the rows row .. row + num_rows, and of their nonzeros first .. first + count: all of them or,
+  // with `part`, those of one long row that there is room for.
+  void compute(int64_t first, int64_t count, int64_t row, int64_t num_rows, const LongRow* part) {
+    first_row_ = row;
+    num_rows_ = num_rows;
+    part_ = part;
+    if (!part) return compute(first, count, row);
+    k_ = first;
+    n_ = count;
+    std::fill_n(row_of_.get(), n_, row);
+    read_leaves();
+    for (int64_t s = 0; s < program_.num_steps; ++s)
+      if (program_.steps[s].level <= part->level) step(program_.steps[s]);
+  }
+
   View<A> view(int32_t value) const { return value < 0 ? views_[~value] : View<A>{register_(value), nullptr}; }
   int64_t row(int64_t t) const { return row_of_[t]; }
 
@@ -149,50 +199,82 @@ class Tile {
   static constexpr int N = kLanes<A>;
   using V = Vec<A, N>;
 
-  A* register_(int32_t number) const { return align(values_.get()) + number * plan_.room(); }
+  A* register_(int64_t number) const { return align(values_.get()) + plan_.offsets[number]; }
 
-  static void load_row(const MessageLeaf& leaf, const void* operand, int64_t row, A* to) {
-    switch (static_cast<DType>(leaf.dtype)) {
-      case DType::f64:
-        return copy_row(static_cast<const double*>(operand) + row * leaf.width, to, leaf.width);
-      case DType::bf16:
-        return copy_row(static_cast<const bf16*>(operand) + row * leaf.width, to, leaf.width);
-      default:
-        return copy_row(static_cast<const float*>(operand) + row * leaf.width, to, leaf.width);
-    }
-  }
-
-  int64_t row_read(MessageTarget target, int64_t t) const {
+  // f of the number of the row that a leaf has for each nonzero, or row.
+  template <class F>
+  void with_rows(MessageTarget target, const F& f) {
     switch (target) {
       case MessageTarget::u:
-        return graph_.indices[k_ + t];
+        return f([indices = graph_.indices + k_](int64_t t) -> int64_t { return indices[t]; });
       case MessageTarget::v:
-        return row_of_[t];
+        return f([rows = row_of_.get()](int64_t t) { return rows[t]; });
+      case MessageTarget::row:
+        return f([first = first_row_](int64_t t) { return first + t; });
       default:
-        return graph_.edge(k_ + t);
+        if (!graph_.edge_ids) return f([first = k_](int64_t t) { return first + t; });
+        return f([edges = graph_.edge_ids + k_](int64_t t) -> int64_t { return edges[t]; });
     }
   }
 
   void read_leaves() {
     for (int64_t i = 0; i < program_.num_leaves; ++i) {
       const MessageLeaf& leaf = program_.leaves[i];
-      if (leaf.target == MessageTarget::c) continue;
-      const int64_t row_bytes = leaf.width * bytes_of(leaf.dtype, sizeof(I) == 8 ? IndexType::i64 : IndexType::i32);
-      const char* const base = static_cast<const char*>(plan_.operands[i]);
-      if (leaf.target == MessageTarget::u || (leaf.target == MessageTarget::e && graph_.edge_ids)) {
-        const int64_t ahead = std::min(n_, graph_.nnz - k_ - n_);
-        for (int64_t t = n_; t < n_ + ahead; ++t) {
-          const char* const row = base + row_read(leaf.target, t) * row_bytes;
-          for (int64_t b = 0; b < std::min(row_bytes, kPrefetchBytes); b += 64) prefetch<1>(row + b);
-        }
-      }
-      if (views_[i].rows) {
-        for (int64_t t = 0; t < n_; ++t)
-          pointers_[i * plan_.tile + t] = reinterpret_cast<const A*>(base + row_read(leaf.target, t) * row_bytes);
-      } else {
-        A* const copies = const_cast<A*>(views_[i].flat);
-        for (int64_t t = 0; t < n_; ++t) load_row(leaf, base, row_read(leaf.target, t), copies + t * leaf.width);
-      }
+      if (leaf.target != MessageTarget::c) with_rows(leaf.target, [&](const auto& row) { read(i, leaf, row); });
+    }
+  }
+
+  template <class F>
+  void read(int64_t i, const MessageLeaf& leaf, const F& row) {
+    const int64_t row_bytes = leaf.width * bytes_of(leaf.dtype, sizeof(I) == 8 ? IndexType::i64 : IndexType::i32);
+    const char* const base = static_cast<const char*>(plan_.operands[i]);
+    const int64_t count = leaf.target == MessageTarget::row ? num_rows_ : n_;
+    if (leaf.target == MessageTarget::u || (leaf.target == MessageTarget::e && graph_.edge_ids)) {
+      const int64_t ahead = std::min(n_, graph_.nnz - k_ - n_);
+      for (int64_t t = n_; t < n_ + ahead; ++t)
+        for (int64_t b = 0; b < std::min(row_bytes, kPrefetchBytes); b += 64) prefetch<1>(base + row(t) * row_bytes + b);
+    }
+    if (views_[i].rows) {
+      const A** const pointers = pointers_.get() + i * plan_.most;
+      for (int64_t t = 0; t < count; ++t) pointers[t] = reinterpret_cast<const A*>(base + row(t) * row_bytes);
+      return;
+    }
+    A* const to = const_cast<A*>(views_[i].flat);
+    with_type(leaf, base, [&](const auto* from) { copy_rows(from, row, count, leaf.width, to); });
+  }
+
+  template <class F>
+  static void with_type(const MessageLeaf& leaf, const void* operand, const F& f) {
+    switch (static_cast<DType>(leaf.dtype)) {
+      case DType::f64:
+        return f(static_cast<const double*>(operand));
+      case DType::bf16:
+        return f(static_cast<const bf16*>(operand));
+      default:
+        return f(static_cast<const float*>(operand));
+    }
+  }
+
+  // Rows of few numbers by loops of a length that the compiler knows.
+  template <class From, class F>
+  static void copy_rows(const From* from, const F& row, int64_t count, int64_t width, A* to) {
+    const auto rows = [&](auto known) {
+      const int64_t w = known.value ? known.value : width;
+      for (int64_t t = 0; t < count; ++t) copy_row(from + row(t) * w, to + t * w, w);
+    };
+    switch (width) {
+      case 1:
+        return rows(std::integral_constant<int64_t, 1>{});
+      case 2:
+        return rows(std::integral_constant<int64_t, 2>{});
+      case 3:
+        return rows(std::integral_constant<int64_t, 3>{});
+      case 4:
+        return rows(std::integral_constant<int64_t, 4>{});
+      case 8:
+        return rows(std::integral_constant<int64_t, 8>{});
+      default:
+        return rows(std::integral_constant<int64_t, 0>{});
     }
   }
 
@@ -203,10 +285,10 @@ class Tile {
     const View<A> a = view(s.a);
     A* const out = register_(s.out);
     if (!a.rows) {
-      for (int64_t d = 0; d < n_ * s.width; d += N) store<N>(out + d, f(load<N>(a.flat + d)));
+      for (int64_t d = 0; d < count_ * s.width; d += N) store<N>(out + d, f(load<N>(a.flat + d)));
       return;
     }
-    for (int64_t t = 0; t < n_; ++t)
+    for (int64_t t = 0; t < count_; ++t)
       for (int64_t d = 0; d < s.width; d += N) store<N>(out + t * s.width + d, f(load<N>(a.rows[t] + d)));
   }
 
@@ -215,10 +297,10 @@ class Tile {
     const View<A> a = view(s.a), b = view(s.b);
     A* const out = register_(s.out);
     if (!a.rows && !b.rows) {
-      for (int64_t d = 0; d < n_ * s.width; d += N) store<N>(out + d, f(load<N>(a.flat + d), load<N>(b.flat + d)));
+      for (int64_t d = 0; d < count_ * s.width; d += N) store<N>(out + d, f(load<N>(a.flat + d), load<N>(b.flat + d)));
       return;
     }
-    for (int64_t t = 0; t < n_; ++t) {
+    for (int64_t t = 0; t < count_; ++t) {
       const A* const left = a.rows ? a.rows[t] : a.flat + t * s.width;
       const A* const right = b.rows ? b.rows[t] : b.flat + t * s.width;
       for (int64_t d = 0; d < s.width; d += N)
@@ -233,9 +315,9 @@ class Tile {
       for (int64_t d = 0; d < count; d += N)
         store<N>(to + d, load<N>(mask + d) != V{} ? load<N>(yes + d) : load<N>(no + d));
     };
-    if (!a.rows && !b.rows && !c.rows) return pick(a.flat, b.flat, c.flat, out, n_ * s.width);
+    if (!a.rows && !b.rows && !c.rows) return pick(a.flat, b.flat, c.flat, out, count_ * s.width);
     const auto row = [&](const View<A>& x, int64_t t) { return x.rows ? x.rows[t] : x.flat + t * s.width; };
-    for (int64_t t = 0; t < n_; ++t) pick(row(a, t), row(b, t), row(c, t), out + t * s.width, s.width);
+    for (int64_t t = 0; t < count_; ++t) pick(row(a, t), row(b, t), row(c, t), out + t * s.width, s.width);
   }
 
   // What vectors write behind a row's end the next row, or the room behind the last, takes.
@@ -243,7 +325,7 @@ class Tile {
     const View<A> a = view(s.a);
     A* const out = register_(s.out);
     const int64_t len = s.len, div = s.div;
-    for (int64_t t = 0; t < n_; ++t) {
+    for (int64_t t = 0; t < count_; ++t) {
       const A* const from = a.rows ? a.rows[t] : a.flat + t * len;
       A *to = out + t * s.width, *const end = to + s.width;
       if (div == 1)
@@ -258,7 +340,7 @@ class Tile {
     const View<A> a = view(s.a);
     A* const out = register_(s.out);
     const int64_t len = s.len, div = s.div;
-    for (int64_t t = 0; t < n_; ++t) {
+    for (int64_t t = 0; t < count_; ++t) {
       const A *from = a.rows ? a.rows[t] : a.flat + t * s.width, *const end = from + s.width;
       A* const to = out + t * len;
       if (from == end) std::fill_n(to, len, A(0));
@@ -267,6 +349,47 @@ class Tile {
           first ? copy_or_add<false>(from, to, len) : copy_or_add<true>(from, to, len);
         else
           for (int64_t l = 0; l < len; ++l) to[l] = (first ? A(0) : to[l]) + sum(from + l * div, div);
+      }
+    }
+  }
+
+  // As fold, of products.
+  void dot(const MessageStep& s) {
+    const View<A> a = view(s.a), b = view(s.b);
+    A* const out = register_(s.out);
+    const int64_t len = s.len, div = s.div;
+    for (int64_t t = 0; t < count_; ++t) {
+      const A* const left = a.rows ? a.rows[t] : a.flat + t * s.width;
+      const A* const right = b.rows ? b.rows[t] : b.flat + t * s.width;
+      A* const to = out + t * len;
+      if (!s.width) std::fill_n(to, len, A(0));
+      for (int64_t d = 0; d < s.width;)
+        for (int64_t l = 0; l < len; ++l, d += div)
+          to[l] = (d < len * div ? A(0) : to[l]) + sum_of_products(left + d, right + d, div);
+    }
+  }
+
+  static A sum_of_products(const A* left, const A* right, int64_t n) {
+    V total{};
+    int64_t d = 0;
+    for (; d + N <= n; d += N) total += load<N>(left + d) * load<N>(right + d);
+    A all = d ? horizontal_sum<A, N>(total) : A(0);
+    for (; d < n; ++d) all += left[d] * right[d];
+    return all;
+  }
+
+  // What vectors write behind a run of `div` the next one, or the room behind the last, takes.
+  void scale(const MessageStep& s) {
+    const View<A> a = view(s.a), b = view(s.b);
+    A* const out = register_(s.out);
+    const int64_t len = s.len, div = s.div;
+    for (int64_t t = 0; t < count_; ++t) {
+      const A* const wide = a.rows ? a.rows[t] : a.flat + t * s.width;
+      const A* const by = b.rows ? b.rows[t] : b.flat + t * len;
+      A* const to = out + t * s.width;
+      for (int64_t d = 0, l = 0; d < s.width; d += div, l = l + 1 == len ? 0 : l + 1) {
+        const V factor = splat<N>(by[l]);
+        for (int64_t i = 0; i < div; i += N) store<N>(to + d + i, load<N>(wide + d + i) * factor);
       }
     }
   }
@@ -287,6 +410,40 @@ class Tile {
     return all;
   }
 
+  // Of each row, 0 of one without nonzeros; what vectors write behind a row's end the next one takes.
+  template <class F>
+  void over(const MessageStep& s, const F& join) {
+    A* const out = register_(s.out);
+    double* const state = part_ ? part_->states + s.len * plan_.stride : nullptr;
+    if (part_ && s.level < part_->level) {
+      for (int64_t d = 0; d < s.width; ++d) out[d] = static_cast<A>(state[d]);
+      return;
+    }
+    const View<A> a = view(s.a);
+    const auto at = [&](int64_t t) { return a.rows ? a.rows[t] : a.flat + t * s.width; };
+    for (int64_t r = 0, t = 0; r < num_rows_; ++r) {
+      const int64_t stop = part_ ? n_ : static_cast<int64_t>(graph_.indptr[first_row_ + r + 1]) - k_, start = t;
+      for (int64_t d = 0; d < s.width; d += N) {
+        V all = start < stop ? load<N>(at(start) + d) : V{};
+        for (t = start + 1; t < stop; ++t) all = join(all, load<N>(at(t) + d));
+        store<N>(out + r * s.width + d, all);
+      }
+      t = stop;
+    }
+    if (!part_) return;
+    for (int64_t d = 0; d < s.width; ++d)
+      state[d] = part_->is_first ? static_cast<double>(out[d]) : join(state[d], static_cast<double>(out[d]));
+  }
+
+  void spread(const MessageStep& s) {
+    const View<A> a = view(s.a);
+    A* const out = register_(s.out);
+    for (int64_t t = 0; t < n_; ++t) {
+      const A* const from = a.rows ? a.rows[row_of_[t] - first_row_] : a.flat + (row_of_[t] - first_row_) * s.width;
+      for (int64_t d = 0; d < s.width; d += N) store<N>(out + t * s.width + d, load<N>(from + d));
+    }
+  }
+
   void winner(const MessageStep& s) {
     const View<A> a = view(s.a);
     A* const out = register_(s.out);
@@ -299,6 +456,7 @@ class Tile {
 
   void step(const MessageStep& s) {
     const V p = splat<N>(static_cast<A>(s.p)), one = splat<N>(A(1)), zero{};
+    count_ = s.of_rows ? num_rows_ : n_;
     switch (s.op) {
       case MessageOp::add:
         return binary(s, [](V a, V b) { return a + b; });
@@ -413,14 +571,24 @@ class Tile {
         return where(s);
       case MessageOp::fill: {
         A* const out = register_(s.out);
-        return std::fill(out, out + n_ * s.width, static_cast<A>(s.p));
+        return std::fill(out, out + count_ * s.width, static_cast<A>(s.p));
       }
       case MessageOp::expand:
         return expand(s);
       case MessageOp::fold:
         return fold(s);
+      case MessageOp::dot:
+        return dot(s);
+      case MessageOp::scale:
+        return scale(s);
       case MessageOp::winner:
         return winner(s);
+      case MessageOp::over_sum:
+        return over(s, [](auto a, auto b) { return a + b; });
+      case MessageOp::over_max:  // NaN wins
+        return over(s, [](auto a, auto b) { return (b > a) | (b != b) ? b : a; });
+      case MessageOp::spread:
+        return spread(s);
     }
   }
 
@@ -428,6 +596,9 @@ class Tile {
   const MessageProgram& program_;
   const CsrOf<I>& graph_;
   int64_t k_, n_;
+  int64_t first_row_ = 0, num_rows_ = 0;  // where rows are taken whole
+  int64_t count_ = 0;                     // of what the present step is of: nonzeros or rows
+  const LongRow* part_ = nullptr;
   Buffer<A> values_;
   Buffer<const A*> pointers_;
   Buffer<View<A>> views_;

@@ -1,5 +1,6 @@
 // Programs of elementwise messages on the CPU: computed tile by tile (message_tile.h), and reduced there. Nothing per
-// edge is stored. Rows longer than kHubRow are worked on in pieces of that length, which run in parallel.
+// edge is stored. Rows longer than kHubRow are worked on in pieces of that length, which run in parallel. Programs that
+// reduce over a row, for its nonzeros to read, take whole rows into a tile; one that is longer they walk over again.
 #include <algorithm>
 #include <cstring>
 
@@ -46,6 +47,7 @@ class Worker {
       : Worker(plan, row, row + 1, begin, end, &part) {}
 
   void run() {
+    if (program_.num_overs) return run_whole_rows();
     int64_t row = next_ = first_;
     for (k_ = begin_; k_ < end_; k_ += n_) {
       n_ = std::min(plan_.tile, end_ - k_);
@@ -65,6 +67,58 @@ class Worker {
  private:
   static constexpr int N = kLanes<A>;
   using V = Vec<A, N>;
+
+  void run_whole_rows() {
+    int64_t row = next_ = first_;
+    while (row < last_) {
+      k_ = graph_.indptr[row];
+      int64_t stop = row, most = plan_.most;
+      for (; stop < last_ && stop - row < plan_.most && graph_.indptr[stop + 1] - k_ <= most; ++stop) most = plan_.tile;
+      if (stop == row) {
+        run_long_row(row++);
+        continue;
+      }
+      n_ = graph_.indptr[stop] - k_;
+      tile_.compute(k_, n_, row, stop - row, nullptr);
+      write();
+      write_rows(row, stop);
+      row = stop;
+    }
+    finish_before(last_);
+  }
+
+  void run_long_row(int64_t row) {
+    const int64_t begin = graph_.indptr[row], end = graph_.indptr[row + 1], levels = program_.num_levels;
+    const Buffer<double> states(program_.num_overs * plan_.stride);
+    bool walks_again = false;
+    for (int64_t o = 0; o < program_.num_outputs; ++o) walks_again |= program_.outputs[o].reduce != MessageReduce::row;
+    for (int64_t level = 0; level <= levels; ++level) {
+      for (k_ = begin; k_ < end; k_ += n_) {
+        n_ = std::min(plan_.tile, end - k_);
+        const LongRow part{states.get(), level, k_ == begin};
+        tile_.compute(k_, n_, row, 1, &part);
+        if (level < levels) continue;
+        if (!walks_again) break;
+        write();
+      }
+    }
+    write_rows(row, row + 1);
+  }
+
+  void write_rows(int64_t first, int64_t last) {
+    for (int64_t o = 0; o < program_.num_outputs; ++o) {
+      const MessageOutput& output = program_.outputs[o];
+      if (output.reduce != MessageReduce::row) continue;
+      const View<A> x = tile_.view(output.value);
+      for (int64_t row = first, r = 0; row < last; ++row, ++r)
+        write_row(x.rows ? x.rows[r] : x.flat + r * output.width, output, plan_.results[2 * o], row);
+    }
+  }
+
+  // Outputs that are not reduced over nonzeros.
+  static bool is_made(const MessageOutput& output) {
+    return output.reduce == MessageReduce::none || output.reduce == MessageReduce::row;
+  }
 
   Worker(const Plan<A, I>& plan, int64_t first, int64_t last, int64_t begin, int64_t end, const Part<A, I>* part)
       : plan_(plan),
@@ -95,6 +149,10 @@ class Worker {
       const View<A> x = tile_.view(output.value);
       if (is_as_computed(output)) {
         A* const to = static_cast<A*>(plan_.results[2 * o]);
+        if (!x.rows && !graph_.edge_ids) {
+          std::copy_n(x.flat, n_ * output.width, to + k_ * output.width);
+          continue;
+        }
         for (int64_t t = 0; t < n_; ++t)
           write_row_of<false>(x, output.width, t, t + 1, 1, to + graph_.edge(k_ + t) * output.width);
         continue;
@@ -126,7 +184,7 @@ class Worker {
   void write_whole(int64_t row, int64_t t0, int64_t t1) {
     for (int64_t o = 0; o < program_.num_outputs; ++o) {
       const MessageOutput& output = program_.outputs[o];
-      if (output.reduce == MessageReduce::none) continue;
+      if (is_made(output)) continue;
       if (is_sum(output) && is_as_computed(output)) {
         A* const to = static_cast<A*>(plan_.results[2 * o]) + row * output.width;
         const int64_t count = output.reduce == MessageReduce::mean ? t1 - t0 : 1;
@@ -165,6 +223,11 @@ class Worker {
         std::copy_n(last, width - d, to + d);
       }
     };
+    if (!kSum && width < N) {  // of few numbers, without the way through a vector
+      const A* const from = x.rows ? x.rows[t0] : x.flat + t0 * width;
+      for (int64_t d = 0; d < width; ++d) to[d] = from[d];
+      return;
+    }
     int64_t d = 0;
     for (; d + 4 * N <= width; d += 4 * N) block(std::integral_constant<int, 4>{}, d);
     for (; d < width; d += N) block(std::integral_constant<int, 1>{}, d);
@@ -173,7 +236,7 @@ class Worker {
   // Adds the messages t .. stop, all of a row that begins at nonzero `begin`, to what there is of output o.
   void reduce(int64_t o, int64_t begin, int64_t t, int64_t stop) {
     const MessageOutput& output = program_.outputs[o];
-    if (output.reduce == MessageReduce::none) return;
+    if (is_made(output)) return;
     const View<A> x = tile_.view(output.value);
     if (!is_sum(output)) return extremum(o, x, begin, t, stop);
     const Accumulator<A, I>& acc = accumulators_[o];
@@ -251,7 +314,7 @@ class Worker {
   // Writes what there is of a row that is complete.
   void finish(int64_t row) {
     for (int64_t o = 0; o < program_.num_outputs; ++o)
-      if (program_.outputs[o].reduce != MessageReduce::none)
+      if (!is_made(program_.outputs[o]))
         finish(o, row, graph_.indptr[row + 1] - graph_.indptr[row]);
     next_ = row + 1;
   }
@@ -327,14 +390,14 @@ void run(const MessageWalkArgs& a) {
   const Plan<A, I> plan(a);
   const auto& g = plan.graph;
   const int threads = useful_threads(g.nnz * a.program.width * (2 * a.program.num_steps + 1), a.threads);
-  const auto is_hub = [&](int64_t row) { return g.indptr[row + 1] - g.indptr[row] > kHubRow; };
+  const auto is_hub = [&](int64_t row) { return !a.program.num_overs && g.indptr[row + 1] - g.indptr[row] > kHubRow; };
   for_row_ranges(g, threads, [&](int64_t first, int64_t last) {
     for (int64_t row = first; first < last; first = row + 1) {
       for (row = first; row < last && !is_hub(row);) ++row;
       if (first < row) Worker<A, I>(plan, first, row).run();
     }
   });
-  if (g.nnz <= kHubRow) return;
+  if (g.nnz <= kHubRow || a.program.num_overs) return;
   for (int64_t row = 0; row < g.num_rows; ++row)
     if (is_hub(row)) run_hub(plan, row, threads);
 }

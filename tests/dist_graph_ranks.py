@@ -5,6 +5,7 @@ python dist_graph_ranks.py cut FOLDER        writes the graph
 python dist_graph_ranks.py train FOLDER      a server (DGL_ROLE) or a trainer (RANK); prints its losses
 """
 
+import faulthandler
 import sys
 
 import dgl
@@ -53,4 +54,5 @@ def train(folder):
 
 
 if __name__ == "__main__":
+    faulthandler.dump_traceback_later(200)  # where it hangs
     {"cut": cut, "train": train}[sys.argv[1]](sys.argv[2])

@@ -143,7 +143,7 @@ def test_table_and_plain_data():
     report.fallback("other", "a reason")
     rows = [line.split() for line in report.table().splitlines()]
     (kind,), (direct,), (other,) = ([row for row in rows if row[:1] == [k]] for k in ("kind", report.OPS, "other"))
-    assert kind[1:3] == ["1", "0"] and len(kind) == 5 and other == ["other", "0", "1"]
+    assert kind[1:4] == ["1", "0", "0"] and len(kind) == 6 and other == ["other", "0", "0", "1"]
     assert len(direct) == 2 and report.share() == 0.5
     sites = json.loads(json.dumps(report.to_dict()))["sites"]
     assert sites["kind"]["backward_ms"] > 0 and sites["other"]["backward_ms"] == 0

@@ -218,10 +218,10 @@ def kept_of(layer):
     return [found for found in kept._calls.get(layer, {}).values() if isinstance(found, kept.Kept)]
 
 
-@pytest.mark.parametrize("waits", [0, 16])
+@pytest.mark.parametrize("waits", [0, 17])
 @pytest.mark.parametrize("cls", KEPT)
 def test_calls_made_again(cls, waits, monkeypatch):
-    monkeypatch.setattr(bounds, "NARROW_WAITS", {"cpu": waits, "cuda": 16})
+    monkeypatch.setattr(bounds, "WAITS_WITH_ROWS", {"cpu": waits, "cuda": 0})
     plain, ours, edges = pair(cls)
     for seed in range(5):
         compare(plain, ours, edges, seed)
@@ -416,9 +416,9 @@ def test_an_argument_that_is_an_attribute_too():
         )
 
 
-@pytest.mark.parametrize("waits", [0, 16])
+@pytest.mark.parametrize("waits", [0, 17])
 def test_weights_that_are_kept(waits, monkeypatch):
-    monkeypatch.setattr(bounds, "NARROW_WAITS", {"cpu": waits, "cuda": 16})
+    monkeypatch.setattr(bounds, "WAITS_WITH_ROWS", {"cpu": waits, "cuda": 0})
     plain, ours, edges = pair(Keeps)
     x = torch.randn(N, WIDTH) * 0.3
     for _ in range(4):

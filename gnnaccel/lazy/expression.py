@@ -131,6 +131,14 @@ _WAITING = (
 )  # a product an SpMM may take; a wide linear map may follow features side by side
 
 
+def widest_rows(graph: Graph, expression) -> int:
+    """Features of the widest rows of edges that an expression reads; 0: it reads none."""
+    if isinstance(expression, Tensor):
+        return expression[0].numel() if expression.dim() and expression.shape[0] == graph.nnz else 0
+    args = expression.args if isinstance(expression, Apply) else ()
+    return max((widest_rows(graph, arg) for arg in args), default=0)
+
+
 def has_softmax(expression) -> bool:
     """True if a softmax over edges is a part of an expression."""
     if not isinstance(expression, Apply):

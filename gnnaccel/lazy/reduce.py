@@ -177,7 +177,11 @@ def softmax(graph: Graph, scores: Tensor) -> Tensor:
     Lazy where scores are, and wait or are wide and more than to be stored.
     """
     scores = exponent(scores)
-    if isinstance(scores, Lazy) and scores.pending and scores.trip.waits and graph is scores.trip.graph:
+    if (
+        isinstance(scores, Lazy)
+        and (scores.pending and graph is scores.trip.graph)
+        and scores.trip.holds(scores.expression)
+    ):
         expression = scores.expression
         return Lazy(scores.trip, Apply(softmaxed, (expression, graph), {}, expression.features, expression.dtype))
     is_wide = isinstance(scores, Lazy) and scores.pending and math.prod(scores.shape[1:]) > bounds.STORED_FEATURES

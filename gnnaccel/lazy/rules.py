@@ -35,7 +35,7 @@ def hoist(x: Lazy, function, *args, **kwargs) -> Any:
 def make(trip: Trip, function, args: tuple, features, dtype, kwargs=None, axis: int = 0):
     """An Apply as a Lazy; if it is narrow and does not wait, as an ordinary tensor."""
     expression = Apply(function, args, kwargs or {}, tuple(features), dtype)
-    if expression.late and not (axis == 0 and trip.waits):
+    if expression.late and not (axis == 0 and trip.holds(expression)):
         return blocks.edge_values(trip.graph, expression).movedim(0, axis)
     return Lazy(trip, expression, axis)
 
@@ -277,7 +277,7 @@ def _sum(x: Lazy, where: tuple[int, ...], keep: bool):
     dims = tuple(d - len(f) - 1 for d in where)
     options = {"dim": dims, "keepdim": bool(keep)}
     if (
-        not x.trip.waits
+        not x.trip.holds(expression)
         and (dot := blocks.dot(graph, Apply(torch.sum, (expression,), options, kept, dtype))) is not None
     ):
         return dot

@@ -28,7 +28,7 @@ from gnnaccel import touch
 from gnnaccel.graph.csr import Graph
 from gnnaccel.lazy.blocks import narrowed, rows_of
 from gnnaccel.lazy.deferred import Deferred
-from gnnaccel.lazy.expression import Apply, Expression, Leaf, detached, gathered, tensors_of, written
+from gnnaccel.lazy.expression import Apply, Expression, Leaf, detached, gathered, tensors_of, widest_rows, written
 from gnnaccel.lower import bounds
 from gnnaccel.ops import messages
 
@@ -43,8 +43,8 @@ class Trip:
     """The lifted features of one propagate() call share this.
 
     graph : rows are destinations.
-    waits : narrow values wait for the walk that reads them; else they are stored at once, as they must be if somebody
-        keeps them.
+    waits : narrow values may wait for the walk that reads them; else they are stored at once, as they must be if
+        somebody keeps them.
     gathered : why one row per edge was stored after all, or None.
     made : the features, as long as they live.
     """
@@ -54,13 +54,18 @@ class Trip:
     gathered: str | None = None
     made: list[weakref.ref[Lazy]] = field(default_factory=list)
 
+    def holds(self, expression: Expression) -> bool:
+        """True if a narrow value waits."""
+        least = bounds.WAITS_WITH_ROWS[self.graph.device.type]
+        return self.waits and (least == 0 or widest_rows(self.graph, expression) >= least)
+
     def rows(self, lazy: Lazy, reason: str | None, always: bool) -> Tensor:
         """The rows of a feature that was lifted here. `reason` is noted if they are wide (or `always`)."""
         if self.gathered is None and (always or math.prod(lazy.expression.features) > bounds.STORED_FEATURES):
             self.gathered = reason
         made = gathered
         expression = lazy.expression
-        if self.waits:
+        if self.holds(expression):
             made, expression = rows_of, narrowed(self.graph, expression)
         return made(self.graph, expression).movedim(0, lazy.axis)
 
@@ -75,8 +80,8 @@ class Trip:
 
 
 def waits(graph: Graph) -> bool:
-    """True if narrow values of edges wait for the walk that reads them."""
-    return bounds.NARROW_WAITS[graph.device.type] > 0 and messages.is_fused(graph)
+    """True if narrow values of edges may wait for the walk that reads them."""
+    return messages.is_fused(graph)
 
 
 class Lazy(Deferred):

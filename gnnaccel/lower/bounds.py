@@ -110,12 +110,13 @@ LONGEST_SCATTERED = bound(
 STORED_FEATURES = bound(
     16, "features", "any", REASONED, "up to this features of edges are stored: attention heads, coordinates"
 )
-NARROW_WAITS = bound(
-    {"cpu": 0, "cuda": 16},
+WAITS_WITH_ROWS = bound(
+    {"cpu": 17, "cuda": 0},
     "features",
     "any",
     REASONED,
-    "up to this features of edges wait for the walk that reads them, so that scores, softmax and sum are one walk",
+    "few features of edges wait for the walk that reads them, so that scores, softmax and sum are one walk, where they "
+    "are made of rows of edges that are as wide",
 )
 TRUSTED_ITEMS = bound(64, "things", "any", REASONED, "larger collections are not looked through when code is read")
 DROPPED_IN_VAIN = bound(3, "batches", "CUDA", REASONED, "after so many begun in vain no batch of a loader is begun")

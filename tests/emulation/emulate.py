@@ -17,6 +17,7 @@ import re
 import subprocess
 import sys
 import sysconfig
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -24,6 +25,8 @@ from types import ModuleType, SimpleNamespace
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
 BUILD = ROOT / "build" / "emulated"
+SWITCH = BUILD / "switch.o"
+QUICK = ("-std=c++17", "-O0", "-w", "-fPIC")  # for what tests generate
 _PRELOADED = ("libasan.so", "libstdc++.so")
 EMULATED = "GNNACCEL_EMULATE"  # in the environment: what to load
 ON_ANY_DEVICE = (
@@ -91,6 +94,20 @@ def _write(path: Path, text: str) -> None:
         path.write_text(text)
 
 
+def with_header(flags: Sequence[str]) -> list[str]:
+    """Flags of g++ that begin a unit with CUDA's header, which is compiled once for all that have the same flags."""
+    folder, include = BUILD / hashlib.sha256(" ".join(flags).encode()).hexdigest()[:12], HERE / "include"
+    header, made = folder / "first.h", folder / "first.h.gch"
+    flags = [*flags, f"-I{include}"]
+    if not made.exists() or made.stat().st_mtime < max(path.stat().st_mtime for path in include.glob("*.h")):
+        folder.mkdir(parents=True, exist_ok=True)
+        header.write_text('#include "cuda_runtime.h"\n')
+        part = folder / f"{os.getpid()}.part"
+        subprocess.run(["g++", *flags, "-x", "c++-header", str(header), "-o", str(part)], check=True)
+        part.rename(made)
+    return [*flags, "-include", str(header)]
+
+
 def build(address_sanitizer: bool) -> Path:
     """The module; what has not changed is not compiled again."""
     made = BUILD / "cuda"
@@ -99,7 +116,7 @@ def build(address_sanitizer: bool) -> Path:
         folder.mkdir(parents=True, exist_ok=True)
     headers, units = (
         [BUILD / "cpp" / name for name in ("types.h", "message_program.h", "kernels.h", "bindings.h")],
-        [HERE / "module.cpp", HERE / "switch.S"],
+        [HERE / "module.cpp"],
     )
     for header in headers:
         _write(header, (ROOT / "cpp" / header.name).read_text())
@@ -113,9 +130,12 @@ def build(address_sanitizer: bool) -> Path:
     newest_header = max(path.stat().st_mtime for path in headers)
     import pybind11
 
-    includes = [f"-I{path}" for path in (HERE / "include", pybind11.get_include(), sysconfig.get_path("include"))]
+    includes = [f"-I{path}" for path in (pybind11.get_include(), sysconfig.get_path("include"))]
     checks = "-fsanitize=undefined" + (",address" if address_sanitizer else "")
     flags = ["-std=c++17", "-Og", "-g1", "-w", "-fPIC", checks, "-fno-sanitize=vptr", "-fno-sanitize-recover=all"]
+    flags = with_header(flags)
+    with_header(QUICK)
+    subprocess.run(["gcc", "-c", str(HERE / "switch.S"), "-o", str(SWITCH)], check=True)
 
     def compile_one(unit: Path) -> Path:
         target = objects / (unit.stem + ".o")
@@ -127,7 +147,7 @@ def build(address_sanitizer: bool) -> Path:
         parts = list(pool.map(compile_one, units))
     module = BUILD / ("_emulated_asan.so" if address_sanitizer else "_emulated.so")
     if not module.exists() or module.stat().st_mtime < max(part.stat().st_mtime for part in parts):
-        subprocess.run(["g++", "-shared", checks, *map(str, parts), "-o", str(module)], check=True)
+        subprocess.run(["g++", "-shared", checks, *map(str, parts), str(SWITCH), "-o", str(module)], check=True)
     return module
 
 
@@ -186,14 +206,13 @@ class Generated:
         folder = BUILD / "generated"
         folder.mkdir(parents=True, exist_ok=True)
         names = re.findall(r'extern "C" __global__ .*? (\w+)\(const Params p\)', source)
-        text = '#include "cuda_runtime.h"\n' + source + "".join(_RUN.format(name=name) for name in names)
+        text = source + "".join(_RUN.format(name=name) for name in names)
         made = folder / f"{hashlib.sha256(text.encode()).hexdigest()[:24]}.so"
         if not made.exists():
             unit, part = made.with_suffix(".cpp"), made.with_suffix(f".{os.getpid()}.part")
             unit.write_text(text)
-            flags = ["-std=c++17", "-O0", "-w", "-fPIC", "-shared", f"-I{HERE / 'include'}"]
             clean = {key: value for key, value in os.environ.items() if key != "LD_PRELOAD"}
-            command = ["g++", *flags, str(unit), str(HERE / "switch.S"), "-o", str(part)]
+            command = ["g++", *with_header(QUICK), "-shared", str(unit), str(SWITCH), "-o", str(part)]
             subprocess.run(command, check=True, env=clean)
             part.rename(made)
         self._library = ctypes.CDLL(str(made))

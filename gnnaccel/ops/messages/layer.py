@@ -34,8 +34,7 @@ def _run(
 ) -> tuple[list[Tensor], list[Tensor]]:
     """The outputs, and what is to be kept."""
     wide = torch.float64 if any(x.dtype == torch.float64 for x in operands) else torch.float32
-    fuses = arrays.indptr.is_cuda
-    plan = plan_of(program, fuses, tuple(x.element_size() for x in operands), keep)
+    plan = plan_of(program, not arrays.indptr.is_cuda, tuple(x.element_size() for x in operands), keep)
     slots: list[Tensor | None] = [*operands, *[None] * (plan.slots - len(operands))]
     for action in plan.actions:
         given = [slots[i] for i in action.operands]

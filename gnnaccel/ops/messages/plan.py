@@ -1,7 +1,8 @@
 """How a program that reduces over edges inside, or to both ends, is run: walks over the edges, and steps on rows.
 
-A walk makes all reductions that need nothing but what was made before it. With `fuses`, sums that are weighted by a
-softmax are made in the walk that finds the softmax's own sums. Sums for sources are made last, over the reversed edges:
+On CPUs one walk makes all that is of the edges of a destination, which lie in a tile there. On CUDA a walk makes all
+reductions that need nothing but what was made before it, and sums that are weighted by a softmax are made in the walk
+that finds the softmax's own sums. Sums for sources are made last, over the reversed edges:
 what they need of destinations is made before, and so is what is narrow of edges, if fewer bytes are moved then.
 """
 
@@ -50,23 +51,24 @@ class Plan(NamedTuple):
 
 
 @functools.lru_cache(maxsize=1024)
-def plan_of(program: Program, fuses: bool, sizes: tuple[int, ...], keep: tuple[tuple[str, int], ...] = ()) -> Plan:
+def plan_of(program: Program, whole: bool, sizes: tuple[int, ...], keep: tuple[tuple[str, int], ...] = ()) -> Plan:
     """The plan of a program.
 
-    fuses : the kernels make sums weighted by a softmax, and logarithms of sums of exponentials.
+    whole : the kernel takes all edges of a destination together; else it makes sums weighted by a softmax, and
+        logarithms of sums of exponentials.
     sizes : bytes of a number of each operand.
     keep : what a derivative shall find (`kept_values`).
     """
-    return _Planner(program, fuses, sizes).plan(keep)
+    return _Planner(program, whole, sizes).plan(keep)
 
 
 class _Planner:
-    def __init__(self, program: Program, fuses: bool, sizes: tuple[int, ...]):
-        self.whole, self.fuses, self.sizes = program, fuses, sizes
+    def __init__(self, program: Program, whole: bool, sizes: tuple[int, ...]):
+        self.leaves, self.whole, self.sizes = program.leaves, whole, sizes
         self.b = b = Builder(program.leaves)
         self.values = b.again(program, range(len(program.leaves)))
         self.results = [(self.values[o.step], o.reduce) for o in program.outputs]
-        if not fuses:
+        if whole:
             self._apart()
         self.slot: dict[int, int] = {b.leaf(n).number: n for n in range(len(program.leaves))}
         self.kinds: dict[int, str] = {n: leaf.kind for n, leaf in enumerate(program.leaves)}
@@ -102,9 +104,12 @@ class _Planner:
         there = [(n, value) for n, (value, reduce) in enumerate(outputs) if reduce == "source"]
         stored = self._stored([value for _, value in there], [value for _, value, _ in here]) if there else []
         rows = self._rows_of_sources([value for _, value in there], stored) if there else []
-        rows += [value for value in over if not value.op.startswith("over_")]
-        self._rows([value for value in rows if self.level(value) == 0])
-        self._walks(here, over, stored, rows)
+        if self.whole:
+            self._walk_of_all(here, [*rows, *over], stored)
+        else:
+            rows += [value for value in over if not value.op.startswith("over_")]
+            self._rows([value for value in rows if self.level(value) == 0])
+            self._walks(here, over, stored, rows)
         if there:
             self._by_source(there)
         kept = tuple(self._kept(what, n) for what, n in keep)
@@ -158,6 +163,13 @@ class _Planner:
 
         return level
 
+    def _walk_of_all(self, outputs: list, rows: list[Value], stored: list[Value]) -> None:
+        made: list[tuple[Value | None, tuple, int]] = [(None, (value, reduce), n) for n, value, reduce in outputs]
+        made += [(value, (value, "row"), -1) for value in dict.fromkeys(rows) if value.number not in self.slot]
+        made += [(value, (value, "none"), -1) for value in stored]
+        if made:
+            self._walk(made)
+
     def _walks(self, outputs: list, over: list[Value], stored: list[Value], rows: list[Value]) -> None:
         level = self.level
         wanted: dict[int, Value] = {}
@@ -165,7 +177,7 @@ class _Planner:
             if value.op.startswith("over_"):
                 wanted[value.number] = value
         depth = 1 + max([level(v) for v in [*wanted.values(), *(v for _, v, _ in outputs), *stored]], default=0)
-        moved = self._fused(wanted, outputs) if self.fuses else {}
+        moved = self._fused(wanted, outputs)
         results = {value.number: n for n, value, reduce in outputs if reduce == "row"}
         for k in range(depth):
             made: list[tuple[Value | None, tuple, int]] = []  # whose slot it is, output of a walk, of the program
@@ -277,7 +289,7 @@ class _Planner:
         return list(found.values())
 
     def _kind(self, leaf: Value) -> str:
-        return self.whole.leaves[leaf.numbers[0]].kind
+        return self.leaves[leaf.numbers[0]].kind
 
     def _stored(self, outputs: list[Value], here: list[Value]) -> list[Value]:
         """Narrow values of edges that are stored for the walk over the reversed edges."""

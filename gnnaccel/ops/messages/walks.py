@@ -56,7 +56,7 @@ def walk(
             at += 1
         else:
             results.append(0)
-    addresses = array("Q", map(lib.pointer, operands))
+    addresses = array("Q", [lib.pointer(operands[i]) for i in binary.operands])
     given = (binary.program, addresses.buffer_info()[0], results.buffer_info()[0])
     lib.launch("message_walk", outs[0].device, arrays.matrix(), *given)
     return outs
