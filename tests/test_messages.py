@@ -459,8 +459,8 @@ def test_no_sums_for_the_backward_pass():
 @pytest.mark.parametrize("reduce", ["sum", "mean", "none"])
 @pytest.mark.parametrize("name", SOFTMAXES)
 def test_softmax_over_edges(name, reduce):
-    graph = graph_of(30, 20, 400)
-    for features in ((7,), (2, 4)):
+    for edges, features in ((400, (7,)), (400, (2, 4)), (1200, (2, 4))):  # at last with a row longer than a tile
+        graph = graph_of(30, 20, edges)
         operands = operands_of(graph, SOFTMAXES[name], features, scale=0.5)
         compare(graph, SOFTMAXES[name], operands, reduce, second=True)
 

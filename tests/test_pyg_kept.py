@@ -416,6 +416,20 @@ def test_an_argument_that_is_an_attribute_too():
         )
 
 
+def test_calls_on_graphs_that_are_gone():
+    """What a recording holds beside its graph, here a tensor that was an attribute, goes when another one is made."""
+    _, ours, edges = pair(Branches)
+    shift = weakref.ref(ours.shift)
+    for _ in range(3):
+        results(ours, edges, 0)
+    assert len(kept_of(ours)) == 1
+    ours.shift = torch.rand(WIDTH)
+    del edges
+    gc.collect()
+    results(ours, torch.randint(0, N, (2, E)), 0)
+    assert not kept_of(ours) and shift() is None
+
+
 @pytest.mark.parametrize("waits", [0, 17])
 def test_weights_that_are_kept(waits, monkeypatch):
     monkeypatch.setattr(bounds, "WAITS_WITH_ROWS", {"cpu": waits, "cuda": 0})

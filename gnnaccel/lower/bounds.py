@@ -114,7 +114,7 @@ WAITS_WITH_ROWS = bound(
     {"cpu": 17, "cuda": 0},
     "features",
     "any",
-    REASONED,
+    MEASURED,
     "few features of edges wait for the walk that reads them, so that scores, softmax and sum are one walk, where they "
     "are made of rows of edges that are as wide",
 )

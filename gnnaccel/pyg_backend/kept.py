@@ -126,6 +126,9 @@ class Attempt:
         elif known is _SEEN:
             self._record(conv, plain, kwargs)
         elif known is None:
+            for of, call in [*self._found.items()]:
+                if isinstance(call, Kept) and call.graph() is None:  # what it holds is no use to anybody
+                    del self._found[of]
             if len(self._found) >= bounds.KEPT_CALLS:
                 self._found.clear()
             self._found[key] = _SEEN

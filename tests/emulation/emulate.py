@@ -132,7 +132,7 @@ def build(address_sanitizer: bool) -> Path:
 
     includes = [f"-I{path}" for path in (pybind11.get_include(), sysconfig.get_path("include"))]
     checks = "-fsanitize=undefined" + (",address" if address_sanitizer else "")
-    flags = ["-std=c++17", "-Og", "-g1", "-w", "-fPIC", checks, "-fno-sanitize=vptr", "-fno-sanitize-recover=all"]
+    flags = ["-std=c++17", "-O0", "-g1", "-w", "-fPIC", checks, "-fno-sanitize=vptr", "-fsanitize-undefined-trap-on-error"]
     flags = with_header(flags)
     with_header(QUICK)
     subprocess.run(["gcc", "-c", str(HERE / "switch.S"), "-o", str(SWITCH)], check=True)
