@@ -107,9 +107,9 @@ struct MessageProgram {
   int64_t num_outputs;
   int64_t num_registers;
   int64_t width;       // of the widest value
-  int64_t num_overs;   // steps over_sum and over_max; 0: nonzeros of a row need not be taken together
+  int64_t num_overs;   // steps over_sum and over_max
   int64_t num_levels;  // of them
-  DType compute;  // f32 or f64
+  DType compute;       // f32 or f64
 };
 
 }  // namespace gnnaccel

@@ -68,9 +68,10 @@ struct Plan {
   CsrOf<I> graph;
   const void* const* operands;
   void* const* results;
-  int64_t tile;    // nonzeros
-  int64_t most;    // of a row that is taken whole; and of rows
-  int64_t stride;  // the width of the widest value
+  bool whole_rows;          // there are values of rows, so that all nonzeros of a row are taken together
+  int64_t tile;             // nonzeros
+  int64_t most;             // of a row that is taken whole; and of rows
+  int64_t stride;           // the width of the widest value
   Buffer<int64_t> offsets;  // of registers, and behind them of copies of leaves, in the room for a tile; and its size
 
   explicit Plan(const MessageWalkArgs& a)
@@ -84,7 +85,8 @@ struct Plan {
     std::fill_n(offsets.get(), count + 1, int64_t{0});
     for (int64_t s = 0; s < program.num_steps; ++s) {
       const MessageStep& step = program.steps[s];
-      offsets[step.out] = std::max<int64_t>(offsets[step.out], step.op == MessageOp::fold || step.op == MessageOp::dot ? step.len : step.width);
+      offsets[step.out] = std::max<int64_t>(
+          offsets[step.out], step.op == MessageOp::fold || step.op == MessageOp::dot ? step.len : step.width);
     }
     for (int64_t i = 0; i < program.num_leaves; ++i)
       if (access(program.leaves[i]) != Access::in_place) offsets[registers + i] = program.leaves[i].width;
@@ -93,8 +95,10 @@ struct Plan {
     const auto fitting = [&](int64_t bytes) {
       return std::min(kMostInTile, std::max<int64_t>(4, bytes / (numbers * static_cast<int64_t>(sizeof(A)))));
     };
-    tile = fitting(program.num_overs ? kRowsBytes : kTileBytes);
-    most = program.num_overs ? fitting(kRowBytes) : tile;
+    whole_rows = program.num_overs > 0;
+    for (int64_t o = 0; o < program.num_outputs; ++o) whole_rows |= program.outputs[o].reduce == MessageReduce::row;
+    tile = fitting(whole_rows ? kRowsBytes : kTileBytes);
+    most = whole_rows ? fitting(kRowBytes) : tile;
     // Whole vectors, and one more, so that values do not lie a power of two apart.
     int64_t at = 0;
     for (int64_t i = 0; i <= count; ++i) {
@@ -177,8 +181,8 @@ class Tile {
     for (int64_t s = 0; s < program_.num_steps; ++s) step(program_.steps[s]);
   }
 
-  // Computes the values of the rows row .. row + num_rows, and of their nonzeros first .. first + count: all of them or,
-  // with `part`, those of one long row that there is room for.
+  // Computes the values of the rows row .. row + num_rows, and of their nonzeros first .. first + count: all of them
+  // or, with `part`, those of one long row that there is room for.
   void compute(int64_t first, int64_t count, int64_t row, int64_t num_rows, const LongRow* part) {
     first_row_ = row;
     num_rows_ = num_rows;
@@ -232,7 +236,8 @@ class Tile {
     if (leaf.target == MessageTarget::u || (leaf.target == MessageTarget::e && graph_.edge_ids)) {
       const int64_t ahead = std::min(n_, graph_.nnz - k_ - n_);
       for (int64_t t = n_; t < n_ + ahead; ++t)
-        for (int64_t b = 0; b < std::min(row_bytes, kPrefetchBytes); b += 64) prefetch<1>(base + row(t) * row_bytes + b);
+        for (int64_t b = 0; b < std::min(row_bytes, kPrefetchBytes); b += 64)
+          prefetch<1>(base + row(t) * row_bytes + b);
     }
     if (views_[i].rows) {
       const A** const pointers = pointers_.get() + i * plan_.most;

@@ -47,7 +47,7 @@ class Worker {
       : Worker(plan, row, row + 1, begin, end, &part) {}
 
   void run() {
-    if (program_.num_overs) return run_whole_rows();
+    if (plan_.whole_rows) return run_whole_rows();
     int64_t row = next_ = first_;
     for (k_ = begin_; k_ < end_; k_ += n_) {
       n_ = std::min(plan_.tile, end_ - k_);
@@ -314,8 +314,7 @@ class Worker {
   // Writes what there is of a row that is complete.
   void finish(int64_t row) {
     for (int64_t o = 0; o < program_.num_outputs; ++o)
-      if (!is_made(program_.outputs[o]))
-        finish(o, row, graph_.indptr[row + 1] - graph_.indptr[row]);
+      if (!is_made(program_.outputs[o])) finish(o, row, graph_.indptr[row + 1] - graph_.indptr[row]);
     next_ = row + 1;
   }
 
@@ -390,14 +389,14 @@ void run(const MessageWalkArgs& a) {
   const Plan<A, I> plan(a);
   const auto& g = plan.graph;
   const int threads = useful_threads(g.nnz * a.program.width * (2 * a.program.num_steps + 1), a.threads);
-  const auto is_hub = [&](int64_t row) { return !a.program.num_overs && g.indptr[row + 1] - g.indptr[row] > kHubRow; };
+  const auto is_hub = [&](int64_t row) { return !plan.whole_rows && g.indptr[row + 1] - g.indptr[row] > kHubRow; };
   for_row_ranges(g, threads, [&](int64_t first, int64_t last) {
     for (int64_t row = first; first < last; first = row + 1) {
       for (row = first; row < last && !is_hub(row);) ++row;
       if (first < row) Worker<A, I>(plan, first, row).run();
     }
   });
-  if (g.nnz <= kHubRow || a.program.num_overs) return;
+  if (g.nnz <= kHubRow || plan.whole_rows) return;
   for (int64_t row = 0; row < g.num_rows; ++row)
     if (is_hub(row)) run_hub(plan, row, threads);
 }

@@ -121,6 +121,7 @@ SOFTMAXES = {
     "one in another": m.softmax(q * m.softmax(k + q)) * x,
     "of the destination alone": m.softmax(m.v("b:h")) * x,
     "beside what both ends give": m.softmax(m.u("a:h")) * x + k * w,
+    "of sources and edges": m.softmax(m.relu(x + w)) * m.relu(x + w),
     "its square": m.square(m.softmax(q + k)) * x,
 }
 

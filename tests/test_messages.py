@@ -30,6 +30,7 @@ from gnnaccel import ops
 from gnnaccel.graph.csr import Graph
 from gnnaccel.ops import messages as m
 from gnnaccel.ops import reference
+from gnnaccel.ops.messages import walks
 from gnnaccel.ops.messages.tape import _OPS
 from gnnaccel.ops.spmm import spmm_op
 from gnnaccel.program.derivatives import ahead
@@ -458,7 +459,14 @@ def test_no_sums_for_the_backward_pass():
 
 @pytest.mark.parametrize("reduce", ["sum", "mean", "none"])
 @pytest.mark.parametrize("name", SOFTMAXES)
-def test_softmax_over_edges(name, reduce):
+def test_softmax_over_edges(name, reduce, monkeypatch):
+    """What a walk leaves out would be NaN."""
+    allocate = walks._allocate
+
+    def poisoned(*given):
+        return [out.fill_(float("nan")) if out.is_floating_point() else out for out in allocate(*given)]
+
+    monkeypatch.setattr(walks, "_allocate", poisoned)
     for edges, features in ((400, (7,)), (400, (2, 4)), (1200, (2, 4))):  # at last with a row longer than a tile
         graph = graph_of(30, 20, edges)
         operands = operands_of(graph, SOFTMAXES[name], features, scale=0.5)

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 
 from gnnaccel import _library as lib
-from gnnaccel.program.program import Leaf, Program
+from gnnaccel.program.program import Program
 
 _OPS = (
     *("add", "sub", "mul", "div", "max", "min", "gt", "ge", "eq", "keep"),
@@ -86,14 +86,15 @@ class _Line(NamedTuple):
 
 
 class _Lines:
-    """The steps of a program, but for reshapes; in one that reduces over edges inside, what is made of destinations
-    alone is made once for each, and spread where edges read it.
+    """The steps of a program, but for reshapes; in one that reduces over edges inside, or has values of destinations,
+    what is made of destinations alone is made once for each, and spread where edges read it.
 
     leaves : (number, kind) of what is read; outputs : the line, or leaf, of each output.
     """
 
     def __init__(self, program: Program):
         inside = any(step.op.startswith("over_") for step in program.steps)
+        inside = inside or any(output.reduce == "row" for output in program.outputs)
         self.leaves: list[tuple[int, str]] = [(n, leaf.kind) for n, leaf in enumerate(program.leaves)]
         self.lines: list[_Line] = []
         self._rows: dict[int, int] = {}  # leaves that are read for each row
@@ -160,7 +161,7 @@ class _Lines:
         return self._spread[value]
 
 
-def _scheduled(made: _Lines) -> tuple[list[bytes], int, list[int]]:
+def _scheduled(made: _Lines) -> tuple[list[bytes], int, dict[int, int]]:
     """The steps as bytes, the number of registers, and the register of each line's value; of leaves what they are."""
     last = dict.fromkeys(made.outputs, len(made.lines))  # the last line that reads a value
     for number in reversed(range(len(made.lines))):
