@@ -150,7 +150,8 @@ def test_compare_on_sampled_batches(framework, model, graph, tmp_path, monkeypat
         batches = -(-int(file["train_mask"].sum()) // 5)
     sampled = next(site for kind, site in sites.items() if "NeighborSampler" in kind)
     assert sampled["accelerated"] == 3 * batches and about["options"]["layers"] == 3
-    assert float(rows["share_accelerated"]["gnnaccel"]) == 1 and not about["warnings"][1:]  # few epochs: the first
+    others = [said for said in about["warnings"][1:] if "busy machine" not in said]  # the first: few epochs
+    assert float(rows["share_accelerated"]["gnnaccel"]) == 1 and not others
     ours = framework == "pyg" and not (util.find_spec("pyg_lib") or util.find_spec("torch_sparse"))
     assert any("gnnaccel's sampler" in note for note in about["notes"]) == ours
     if ours:  # the same batches
