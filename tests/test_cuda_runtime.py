@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from cuda_cases import DEVICE, DTYPES, INDEX, assert_close, build, rand
+from cuda_cases import DEVICE, DTYPES, EMULATED, INDEX, assert_close, build, rand
 
 import gnnaccel
 from gnnaccel import ops
@@ -127,7 +127,7 @@ def test_same_bits_on_every_run(dtype, edge_values):
     graph, *inputs = everything_inputs()
     inputs = [t.to(dtype) for t in inputs]
     first = run_everything(graph, *inputs)
-    for _ in range(3):
+    for _ in range(1 if EMULATED else 3):
         assert all(torch.equal(a, b) for a, b in zip(first, run_everything(graph, *inputs), strict=True))
 
 
