@@ -111,7 +111,7 @@ class Worker {
       if (output.reduce != MessageReduce::row) continue;
       const View<A> x = tile_.view(output.value);
       for (int64_t row = first, r = 0; row < last; ++row, ++r)
-        write_row(x.rows ? x.rows[r] : x.flat + r * output.width, output, plan_.results[2 * o], row);
+        write_row(x.at(r, output.width), output, plan_.results[2 * o], row);
     }
   }
 
@@ -158,7 +158,7 @@ class Worker {
         continue;
       }
       for (int64_t t = 0; t < n_; ++t)
-        write_row(x.rows ? x.rows[t] : x.flat + t * output.width, output, plan_.results[2 * o], graph_.edge(k_ + t));
+        write_row(x.at(t, output.width), output, plan_.results[2 * o], graph_.edge(k_ + t));
     }
     for (int64_t t = 0, stop; t < n_; t = stop) {
       const int64_t row = tile_.row(t);
@@ -204,11 +204,11 @@ class Worker {
       constexpr int M = decltype(vectors)::value;
       V acc[M];
 #pragma GCC unroll 4
-      for (int m = 0; m < M; ++m) acc[m] = load<N>((x.rows ? x.rows[t0] : x.flat + t0 * width) + d + m * N);
+      for (int m = 0; m < M; ++m) acc[m] = load<N>(x.at(t0, width) + d + m * N);
       if (kSum)
         for (int m = 0; m < M; ++m) acc[m] += V{};
       for (int64_t t = t0 + 1; t < t1; ++t) {
-        const A* const from = (x.rows ? x.rows[t] : x.flat + t * width) + d;
+        const A* const from = x.at(t, width) + d;
 #pragma GCC unroll 4
         for (int m = 0; m < M; ++m) acc[m] += load<N>(from + m * N);
       }
@@ -224,7 +224,7 @@ class Worker {
       }
     };
     if (!kSum && width < N) {  // of few numbers, without the way through a vector
-      const A* const from = x.rows ? x.rows[t0] : x.flat + t0 * width;
+      const A* const from = x.at(t0, width);
       for (int64_t d = 0; d < width; ++d) to[d] = from[d];
       return;
     }
@@ -263,7 +263,7 @@ class Worker {
 #pragma GCC unroll 4
       for (int m = 0; m < M; ++m) acc[m] = load<N>(sum + d + m * N);
       for (int64_t t = t0; t < t1; ++t) {
-        const A* const from = (x.rows ? x.rows[t] : x.flat + t * width) + d;
+        const A* const from = x.at(t, width) + d;
 #pragma GCC unroll 4
         for (int m = 0; m < M; ++m) acc[m] += load<N>(from + m * N);
       }
@@ -281,7 +281,7 @@ class Worker {
     A* const best = accumulators_[o].piece;
     I* const argmax = accumulators_[o].argmax;
     for (int64_t t = t0; t < t1; ++t) {
-      const A* const from = values.rows ? values.rows[t] : values.flat + t * output.width;
+      const A* const from = values.at(t, output.width);
       const I edge = static_cast<I>(graph_.edge(k_ + t));
       const Vec<I, N> edges = splat<N>(edge);
       if (k_ + t == begin) {
