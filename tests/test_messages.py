@@ -75,11 +75,11 @@ def test_random_programs(seed, monkeypatch):
     message = q * 0.1 + random_message(made, made.randint(1, 4))
     features = made.choice(((1,), (5,), (2, 3), (3, 16), (33,)))
     operands = operands_of(graph, message, features, seed, scale=0.5)
-    implementation, walks = importlib.import_module("gnnaccel.ops.messages.reduce"), []
+    implementation, calls = importlib.import_module("gnnaccel.ops.messages.reduce"), []
     walk = implementation.walk
-    monkeypatch.setattr(implementation, "walk", lambda *given, **more: walks.append(given) or walk(*given, **more))
+    monkeypatch.setattr(implementation, "walk", lambda *given, **more: calls.append(given) or walk(*given, **more))
     compare(graph, message, operands, made.choice(REDUCES), second=True)
-    assert len(walks) > 1, "the definition ran, forward or backward, in place of the kernel"
+    assert len(calls) > 1, "the definition ran, forward or backward, in place of the kernel"
 
 
 @pytest.mark.parametrize("dtype, bound", [(torch.float32, 1e-5), (torch.bfloat16, 3e-2)], ids=str)
@@ -422,13 +422,13 @@ AHEAD = {
 def test_sums_for_the_backward_pass(name, reduce, monkeypatch):
     """The gradient to destinations takes no walk of its own where the forward pass could sum what it is made of."""
     implementation = importlib.import_module("gnnaccel.ops.messages.reduce")
-    walks, walk = [], implementation.walk
-    monkeypatch.setattr(implementation, "walk", lambda *given, **more: walks.append(given[1]) or walk(*given, **more))
+    calls, walk = [], implementation.walk
+    monkeypatch.setattr(implementation, "walk", lambda *given, **more: calls.append(given[1]) or walk(*given, **more))
     message, count = AHEAD[name]
     graph = graph_of(30, 20, 400)
     operands = operands_of(graph, message, (2, 5))
     compare(graph, message, operands, reduce)
-    assert [len(program.outputs) for program in walks] == [1 + count, sum(kind == "u" for kind, _ in message.leaves)]
+    assert [len(program.outputs) for program in calls] == [1 + count, sum(kind == "u" for kind, _ in message.leaves)]
 
 
 def test_sums_for_the_backward_pass_of_several_outputs():
