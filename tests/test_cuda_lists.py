@@ -48,6 +48,9 @@ class Fixed(schedule.Work):
         return self.given if sums or (self.given and self.given.plan.kernel is not Kernel.GROUPS) else None
 
 
+ITEM, HUB = (16, 1100) if EMULATED else (32, 4000)  # edges of an item, and of a row with more items than a warp merges
+
+
 class Unready(Graph):
     """A graph whose calls are never made ready."""
 
@@ -56,7 +59,7 @@ def fixed(graph: Graph, kind: Arrangement | Kernel | Plan | None) -> Graph:
     """`graph` with a list of this arrangement, of groups or of a plan, for it and its transposed."""
     if kind is Kernel.GROUPS:
         kind = Plan(7, Arrangement.HUBS, Kernel.GROUPS, 8, 64)
-    plan = Plan(32, kind) if isinstance(kind, Arrangement) else kind
+    plan = Plan(ITEM, kind) if isinstance(kind, Arrangement) else kind
     pair = []
     for g in (graph, graph.transposed):
         one = Unready(g.indptr, g.indices, g.edge_ids, g.num_cols)
@@ -77,7 +80,7 @@ def poisoned():
 
 GRAPHS = {
     "mixed": mixed,
-    "long rows": lambda index: build([0, 4000, 1, 0, 33, 64, 65, 2500, 7, 0], 90, index, False),
+    "long rows": lambda index: build([0, HUB, 1, 0, 33, 64, 65, 5 * HUB // 8, 7, 0], 90, index, False),
     "one row": lambda index: build([300], 5, index),
     "no edges": lambda index: build([0, 0, 0], 4, index),
 }

@@ -244,8 +244,8 @@ def complaint(path, outcome):
 
 
 def test_names_of_dgl(request):
-    """All of them with --all; else every second, as neighbours in their order are mostly of one object."""
-    paths = names()[:: 1 if request.config.getoption("--all") else 2]
+    """All of them with --all; else every third, as neighbours in their order are mostly of one object."""
+    paths = names()[:: 1 if request.config.getoption("--all") else 3]
     found = outcomes(paths)
     wrong = {path: said for path, outcome in found.items() if (said := complaint(path, outcome)) is not None}
     assert not wrong, "\n".join(f"without {path}: {said}" for path, said in wrong.items())
