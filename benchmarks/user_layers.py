@@ -283,6 +283,43 @@ class Plain(nn.Module):
         return torch.zeros_like(h).index_add_(0, edge_index[1], messages)
 
 
+class PlainAttention(nn.Module):
+    """No MessagePassing: attention by softmax and scatter of torch_geometric.utils."""
+
+    def __init__(self, width, heads, edge):
+        super().__init__()
+        wide = width * heads
+        self.heads, self.width = heads, width
+        self.q, self.k, self.v, self.edge = (nn.Linear(n, wide) for n in (wide, wide, wide, edge))
+
+    def forward(self, x, edge_index, edge_attr, pos):
+        of, to = edge_index
+        q, k, v, e = (
+            t.view(-1, self.heads, self.width) for t in (self.q(x), self.k(x), self.v(x), self.edge(edge_attr))
+        )
+        scores = (q[to] * (k[of] + e)).sum(-1) / math.sqrt(self.width)
+        weights = softmax(scores, to, num_nodes=len(x)).unsqueeze(-1)
+        return scatter((v[of] + e) * weights, to, 0, len(x), "sum").flatten(1)
+
+
+class PlainFilter(nn.Module):
+    """No MessagePassing, and each end of the edges in a tensor of its own, as codes for molecules have them."""
+
+    def __init__(self, width, heads, edge):
+        super().__init__()
+        wide = width * heads
+        self.filter = nn.Sequential(nn.Linear(16, wide), nn.Softplus(), nn.Linear(wide, wide))
+        self.own = nn.Linear(wide, wide)
+        self.ends: tuple = (None, None, None)
+
+    def forward(self, x, edge_index, edge_attr, pos):
+        if self.ends[0] is not edge_index:
+            self.ends = (edge_index, edge_index[0].clone(), edge_index[1].clone())
+        _, of, to = self.ends
+        messages = self.own(x)[of] * self.filter(basis(pos[to], pos[of]))
+        return torch.zeros_like(x).index_add(0, to, messages)
+
+
 LAYERS: dict[str, Callable[[int, int, int], nn.Module]] = {
     "edge attention": EdgeAttention,
     "biased GAT": BiasedGat,
@@ -299,6 +336,8 @@ LAYERS: dict[str, Callable[[int, int, int], nn.Module]] = {
     "mean, max, std": Several,
     "edge outputs": EdgeOutputs,
     "no MessagePassing": Plain,
+    "plain attention": PlainAttention,
+    "plain filter": PlainFilter,
 }
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gnnaccel import capture, maxk_models
+from gnnaccel import capture, maxk_models, plain
 from gnnaccel.graph import cache
 from gnnaccel.graph.csr import Graph
 from gnnaccel.graph.renumber import Renumbering, edge_index_of
@@ -377,8 +377,6 @@ def accelerate(
     ValueError
         If maxk is below 1, or given for a model without such a ReLU; for copy_outputs without cuda_graphs, and
         cuda_graphs for a model that was compiled in place.
-    ImportError
-        If PyTorch Geometric is not installed, and there is nothing else to do.
     """
     if update_order is not None:
         _check.renamed("accelerate: update_order=", "reorder_linear=")
@@ -388,10 +386,11 @@ def accelerate(
     if maxk is not None:
         maxk_models.use_maxk(model, maxk)
     # Where PyG was not imported none of its layers can be in there.
-    if "torch_geometric" in sys.modules or (maxk is None and cuda_graphs is None):
+    if "torch_geometric" in sys.modules:
         from gnnaccel import pyg_backend
 
         pyg_backend.accelerate(model, update_order=reorder_linear)
+    plain.accelerate(model)
     if cuda_graphs:
         capture.attach(model, copy_outputs=copy_outputs)
     elif cuda_graphs is not None:

@@ -93,6 +93,22 @@ def is_pythons_alone(tensor: Tensor) -> bool:
     return _use_count is not None and _use_count(tensor) == 1
 
 
+_top_mode = _find("overrides._get_current_function_mode", None, "modules inside of others are seen twice")
+_pop_mode = _find("overrides._pop_mode_temporarily", None, "modules inside of others are seen twice")
+
+
+def out_of(mode: Any) -> contextlib.AbstractContextManager:
+    """A context without a mode of torch functions, if that is the top one."""
+    known = mode is not None and _pop_mode is not None and _top_mode is not None
+    return _pop_mode() if known and _top_mode() is mode else contextlib.nullcontext()
+
+
+def scripted(value: Any) -> Callable | None:
+    """The function of Python that one of torch.jit.script's was made of; None for any other thing, and where this torch
+    does not keep it."""
+    return getattr(value, "_torchdynamo_inline", None) if isinstance(value, torch.jit.ScriptFunction) else None
+
+
 # ---- transforms of torch.func, forward-mode derivatives, traces
 
 _active = _find("_C._are_functorch_transforms_active", None, "it asks for the top transform")

@@ -9,7 +9,20 @@ import math
 
 import pytest
 import torch
-from cuda_cases import DEVICE, DTYPES, EMULATED, INDEX, WIDTHS, assert_close, build, check, check_sddmm, check_spmm, mixed, rand
+from cuda_cases import (
+    DEVICE,
+    DTYPES,
+    EMULATED,
+    INDEX,
+    WIDTHS,
+    assert_close,
+    build,
+    check,
+    check_sddmm,
+    check_spmm,
+    mixed,
+    rand,
+)
 
 from gnnaccel import _library, ops
 from gnnaccel.graph.csr import Graph

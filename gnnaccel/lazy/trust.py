@@ -39,6 +39,7 @@ class Walk:
     """
 
     harmless: frozenset[str] = frozenset()  # words that what the code is handed gives another meaning
+    minds_writes = True  # False: somebody else sees what the code writes into
 
     def __init__(self, *plain: Any, codes: tuple[types.CodeType, ...] = ()):
         parents = dict.fromkeys([parent for kind in plain for parent in kind.__mro__])
@@ -60,7 +61,7 @@ class Walk:
             if isinstance(parts, str):
                 return parts
             waiting += parts
-        return in_place.of_calls(self.codes, self._aliases)
+        return in_place.of_calls(self.codes, self._aliases) if self.minds_writes else None
 
     def _parts(self, name: str, value) -> list[tuple[str, Any]] | str:
         """(name, value) of all that `value` leads to, or why it cannot be trusted."""
@@ -94,7 +95,7 @@ class Walk:
         own = getattr(value, "__name__", name)
         if isinstance(value, types.ModuleType):
             return []
-        if (reason := _of_name(own)) is not None:
+        if (reason := _of_name(own, self.minds_writes)) is not None:
             return f"it calls {own}(), which {reason}"
         if (most := in_place.most_arguments(value)) is not None:
             self._aliases.append((name, most))
@@ -109,14 +110,19 @@ class Walk:
         if (function.__globals__.get("__name__") or "").split(".")[0] in _PACKAGES:  # a wrapper made by torch
             return [item for item in closure.items() if callable(item[1])]
         read, attributes = in_place.names_of(code)
-        reason = _of_code(code, (read | attributes) - self.harmless)
+        reason = _of_code(code, (read | attributes) - self.harmless, self.minds_writes)
         if reason is not None:
             return f"{function.__name__}() {reason}"
         self.codes.append(code)
         self.names |= attributes
         found = [*closure.items(), *(function.__kwdefaults__ or {}).items()]
         found += [(function.__name__, value) for value in function.__defaults__ or ()]
-        found += [(name, function.__globals__.get(name, getattr(builtins, name, None))) for name in read]
+        named = [(name, function.__globals__.get(name, getattr(builtins, name, None))) for name in read]
+        for name, value in named:
+            if isinstance(value, types.ModuleType) and is_of(value.__name__, function.__globals__.get("__name__")):
+                found += [(each, vars(value)[each]) for each in attributes if each in vars(value)]
+            else:
+                found.append((name, value))
         of_class = [(name, kind) for name in attributes for kind in self._parents if name in vars(kind)]
         found += [(in_place.Attribute(name), vars(kind)[name]) for name, kind in of_class]
         return found
@@ -129,6 +135,11 @@ def _content(cell) -> Any:
         return None
 
 
+def is_of(name: str, other: str | None) -> bool:
+    """True for the names of two modules of one package."""
+    return name.partition(".")[0] == (other or "").partition(".")[0]
+
+
 def is_known(value) -> bool:
     name = value.__name__ if isinstance(value, types.ModuleType) else str(getattr(value, "__module__", None))
     if isinstance(value, types.MethodDescriptorType | types.GetSetDescriptorType | types.WrapperDescriptorType):
@@ -138,18 +149,18 @@ def is_known(value) -> bool:
     return name.split(".")[0] in _PACKAGES
 
 
-def _of_name(name: str) -> str | None:
+def _of_name(name: str, minds_writes: bool) -> str | None:
     """Why code that names this cannot be trusted."""
     if name in _WORDS or (name.startswith("__") and name.endswith("__") and name not in _PLAIN_DUNDERS):
         return "looks at what a tensor is made of, or reaches what it does not name"
-    return "writes in place" if in_place.is_name(name) else None
+    return "writes in place" if minds_writes and in_place.is_name(name) else None
 
 
-def _of_code(code: types.CodeType, names: frozenset[str]) -> str | None:
+def _of_code(code: types.CodeType, names: frozenset[str], minds_writes: bool) -> str | None:
     """Why the code itself, without what it calls, cannot be trusted."""
     for name in sorted(names):
-        if in_place.is_name(name):
+        if minds_writes and in_place.is_name(name):
             return f"calls {name}(), which writes in place"
-        if _of_name(name) is not None:
+        if _of_name(name, minds_writes) is not None:
             return f"uses {name!r}"
-    return in_place.of_code(code)
+    return in_place.of_code(code) if minds_writes else in_place.unread()

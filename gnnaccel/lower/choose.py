@@ -85,6 +85,11 @@ def is_lasting() -> bool:
     return _captured
 
 
+def may_be_few() -> bool:
+    """False where nothing is few: within `lasting`, and where sums are to have one order."""
+    return not _captured and not torch.are_deterministic_algorithms_enabled()
+
+
 def are_few(
     *, device: str, edges: int, width: float, nodes: int = 0, first: bool = False, compiled: bool = False, side: int = 0
 ) -> bool:

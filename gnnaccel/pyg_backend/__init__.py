@@ -19,7 +19,7 @@ import torch_geometric
 from torch.fx import GraphModule
 from torch_geometric.nn.conv import MessagePassing
 
-from gnnaccel import _operators
+from gnnaccel import _operators, plain
 from gnnaccel.pyg_backend import classes as _classes
 from gnnaccel.pyg_backend import sliced as _sliced
 from gnnaccel.pyg_backend import touch
@@ -140,6 +140,7 @@ def enable() -> None:
     for part in list(_parts):
         _enable(part)
     _sliced.enable()
+    plain.enable()
     if touch.MISSING:
         said = "gnnaccel: PyG %s has not, and what needs it runs without: %s"
         logging.getLogger("gnnaccel").info(said, torch_geometric.__version__, ", ".join(sorted(touch.MISSING)))
@@ -152,3 +153,4 @@ def disable() -> None:
         part.disable()
     _sliced.disable()
     _classes.restore_all()
+    plain.disable()

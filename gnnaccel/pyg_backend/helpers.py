@@ -1,7 +1,6 @@
 """Our versions of the PyG helpers a layer calls: memoised self-loops and gcn_norm, softmax and spmm on our ops.
 
-`bind` gives a method of a layer these versions by running its code with globals that look each name up in the
-layer's own module first and swap PyG's helper for ours. Nothing in torch_geometric is changed, layers that are
+`bind` gives a method of a layer these versions (gnnaccel.bound). Nothing in torch_geometric is changed, layers that are
 not accelerated never meet them, and a helper that the user replaced stays the user's.
 """
 
@@ -10,7 +9,6 @@ from __future__ import annotations
 import functools
 import inspect
 import math
-import types
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -20,7 +18,8 @@ from torch_geometric import EdgeIndex, is_compiling, utils
 from torch_geometric.nn.conv.gcn_conv import gcn_norm
 from torch_geometric.typing import WITH_TORCH_SPARSE, SparseTensor, torch_sparse
 
-from gnnaccel import bytecode, ops, touch
+from gnnaccel import ops, plain, touch
+from gnnaccel.bound import Replacements
 from gnnaccel.graph import modes
 from gnnaccel.graph.cache import derived, stamp
 from gnnaccel.lazy.reduce import refusal, takes
@@ -331,97 +330,24 @@ if WITH_TORCH_SPARSE:
     _OURS |= {function: once_per_matrix(function) for function in (torch_sparse.set_diag, torch_sparse.fill_diag)}
 
 
+_REPLACED = Replacements(_OURS, _MODULES)
+bind, uses_helpers = _REPLACED.bind, _REPLACED.are_named
+
+
 def ours(function: Callable) -> Callable:
     """Our version of a helper of PyG's; any other function as it is."""
     return _OURS.get(function, function)
 
 
-class Globals(dict):
-    """The globals of a function, with some functions replaced at each look-up (so later changes count).
-
-    Modules are seen through a view that replaces them too: ``utils.softmax``, ``torch_sparse.set_diag``.
-    """
-
-    def __init__(self, namespace: dict, replacements: dict[Callable, Callable]):
-        # The interpreter reads these two straight from the dict when the function is made.
-        super().__init__({name: namespace[name] for name in ("__name__", "__builtins__") if name in namespace})
-        self._namespace = namespace
-        self._replacements = replacements
-
-    def __getitem__(self, name):
-        return _seen(self._namespace[name], self._replacements)
+def _softmax_of_rows(src, index=None, ptr=None, num_nodes=None, dim=0):
+    """torch_geometric.utils.softmax in a module that gathers and scatters with torch (gnnaccel.plain)."""
+    rows = plain.rows_now()
+    if rows is not None and isinstance(src, Tensor) and ptr is None and dim in (0, -src.dim()):
+        found = rows.softmax(src, index, num_nodes)
+        if found is not NotImplemented:
+            return found
+    return utils.softmax(src, index, ptr, num_nodes, dim)
 
 
-class _View:
-    """A module that holds PyG's helpers, seen through replacements."""
-
-    def __init__(self, module: types.ModuleType, replacements: dict[Callable, Callable]):
-        self.__dict__.update(_module=module, _replacements=replacements)
-
-    def __getattr__(self, name):
-        return _seen(getattr(self._module, name), self._replacements)
-
-
-def _seen(value, replacements: dict[Callable, Callable]):
-    if isinstance(value, types.FunctionType):
-        found = replacements.get(value, value)
-        return _bound(value) if found is value and replacements is _OURS and _is_users(value) else found
-    return _View(value, replacements) if _is_pyg(value) else value
-
-
-@functools.lru_cache(maxsize=256)
-def _bound(function: types.FunctionType) -> types.FunctionType:
-    """A user's function that finds our helpers, if it calls some: it is the same to who asks its attributes."""
-    if not uses_helpers(function):
-        return function
-    bound = bind(function)
-    bound.__dict__ = function.__dict__
-    return bound
-
-
-def _is_users(function: types.FunctionType) -> bool:
-    return (function.__module__ or "torch").partition(".")[0] not in ("torch", "torch_geometric", "gnnaccel")
-
-
-def _is_pyg(value) -> bool:
-    return isinstance(value, types.ModuleType) and value.__name__ in _MODULES
-
-
-def _decorated(function: types.FunctionType) -> types.FunctionType | None:
-    """The function that a decorator holds in the closure of `function`, if it is of one."""
-    inner = getattr(function, "__wrapped__", None)
-    held = [cell.cell_contents for cell in function.__closure__ or () if cell != types.CellType()]
-    return inner if isinstance(inner, types.FunctionType) and any(value is inner for value in held) else None
-
-
-def uses_helpers(function, seen: tuple = ()) -> bool:
-    """True if the code of `function`, of what it decorates, or of a user's function that it calls, names one of PyG's
-    helpers. seen : functions that are looked through already."""
-    if not isinstance(function, types.FunctionType) or function in seen:
-        return False
-    seen = (*seen, function)
-    if uses_helpers(_decorated(function), seen):
-        return True
-    names = [name for code in bytecode.parts_of(function.__code__) for name in code.co_names]
-    values = [function.__globals__.get(name) for name in names]
-    functions = [value for value in values if isinstance(value, types.FunctionType)]
-    if any(value in _OURS or (_is_users(value) and uses_helpers(value, seen)) for value in functions):
-        return True
-    return any(map(_is_pyg, values)) and any(helper.__name__ in names for helper in _OURS)
-
-
-def bind(function: types.FunctionType, replacements: dict[Callable, Callable] | None = None) -> types.FunctionType:
-    """A copy of `function`, and of what it decorates, that finds our helpers (or other `replacements`) for PyG's."""
-    closure, inner = function.__closure__, _decorated(function)
-    if closure is not None and inner is not None:
-        ours = types.CellType(bind(inner, replacements))
-        closure = tuple(ours if cell == types.CellType(inner) else cell for cell in closure)
-    bound = types.FunctionType(
-        function.__code__,
-        Globals(function.__globals__, _OURS if replacements is None else replacements),
-        function.__name__,
-        function.__defaults__,
-        closure,
-    )
-    bound.__kwdefaults__ = function.__kwdefaults__
-    return bound
+plain.REPLACED.functions[utils.softmax] = _softmax_of_rows
+plain.REPLACED.modules += _MODULES[:2]

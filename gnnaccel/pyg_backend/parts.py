@@ -22,7 +22,7 @@ from torch import Tensor
 from torch_geometric.nn.conv import MessagePassing
 from torch_geometric.utils import add_remaining_self_loops
 
-from gnnaccel import ops, report, touch
+from gnnaccel import ops, report, subclass, touch
 from gnnaccel.graph import build, modes, scales
 from gnnaccel.graph.cache import derived
 from gnnaccel.graph.csr import Graph
@@ -274,7 +274,7 @@ def _kind(conv: Any) -> str:
 
 
 def _plain(module: Any) -> Any:
-    return vars(type(module)).get("_gnnaccel_plain", type(module))
+    return subclass.plain_of(module)
 
 
 def _others(model: torch.nn.Module, path: str = "") -> Iterator[tuple[str, torch.nn.Module]]:

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as torch_module
 
-from gnnaccel import report, settings, touch
+from gnnaccel import report, settings, subclass, touch
 from gnnaccel.graph import hops
 from gnnaccel.graph.csr import Graph
 from gnnaccel.graph.hops import Hops
@@ -278,7 +278,7 @@ def distrust(model: nn.Module) -> str | None:
         if type(part) is pyg_nn.MLP:
             own.append((pyg_nn.MLP, part))  # which holds a function of somebody's, perhaps
         elif type(part) not in _KNOWN:
-            kind = vars(type(part)).get("_gnnaccel_plain", type(part))
+            kind = subclass.plain_of(part)
             if (reason := _of_kind(kind, kind is not type(part))) is not None:
                 return reason
             if kind in _MODELS or not _is_frameworks(kind):
@@ -377,7 +377,7 @@ def _notice(x: Any, edge_index: Tensor) -> None:
             model = frame.f_locals.get(code.co_varnames[0]) if code.co_argcount else None
             if not isinstance(model, nn.Module):
                 return
-            kind = type(model)
+            kind: Any = type(model) if isinstance(model, pyg_nn.MessagePassing) else subclass.plain_of(model)
             is_own = getattr(kind.forward, "__code__", None) is code
             if is_own and kind.__call__ is torch_module.Module.__call__ and not _is_frameworks(kind):
                 enter(kind)

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from torch_geometric.nn.conv import MessagePassing
 
-from gnnaccel import touch
+from gnnaccel import subclass, touch
 from gnnaccel.lazy.trust import DATA, Walk, is_known
 from gnnaccel.touch import submodules
 
@@ -22,7 +22,7 @@ _TRUSTED = ("torch.nn.", "torch_geometric.")  # modules whose forward() writes i
 
 def distrust(conv: MessagePassing) -> str | None:
     """Why the code of this layer cannot be looked through, or None if it can."""
-    plain = vars(type(conv)).get("_gnnaccel_plain", type(conv))
+    plain = subclass.plain_of(conv)
     found = _of_methods(plain, *[getattr(plain, name, None) for name in _ROOTS])
     if found.reason is not None:
         return found.reason

@@ -1,0 +1,450 @@
+"""Modules that gather and scatter with torch alone, against the same modules without gnnaccel, in float64."""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import gnnaccel
+from gnnaccel import report
+from gnnaccel.lower import bounds
+
+NODES, EDGES, WIDTH = 40, 300, 20
+
+
+class Layer(nn.Module):
+    """What the layers below share: a linear map of nodes, one of edges."""
+
+    def __init__(self):
+        super().__init__()
+        self.node, self.edge = nn.Linear(WIDTH, WIDTH), nn.Linear(6, WIDTH)
+
+
+class Sum(Layer):
+    def forward(self, x, edges, e):
+        h = self.node(x)
+        return torch.zeros_like(h).index_add_(0, edges[1], torch.relu(h[edges[0]] + self.edge(e)))
+
+
+class ToRowZero(Layer):
+    """Destinations in the first row, an index expanded to the messages."""
+
+    def forward(self, x, edges, e):
+        to, of = edges
+        m = x.index_select(0, of) * self.edge(e).tanh()
+        return x.new_zeros(x.shape).scatter_add_(0, to.unsqueeze(-1).expand_as(m), m)
+
+
+class OutOfPlace(Layer):
+    def forward(self, x, edges, e):
+        of, to = edges.unbind()
+        return torch.index_add(x, 0, to, torch.sigmoid(x[to] + x[of]) * self.edge(e))
+
+
+class Residual(Layer):
+    """Messages are added to what they are made of."""
+
+    def forward(self, x, edges, e):
+        h = self.node(x)
+        m = h[edges[0]] * torch.sigmoid(h[edges[1]])
+        h = h.clone().index_add_(0, edges[1], m)
+        return h.index_add(0, edges[1], m)
+
+
+class Greatest(Layer):
+    def forward(self, x, edges, e):
+        m = self.node(x)[edges[0]] - self.edge(e)
+        index = edges[1].view(-1, 1).expand(m.shape)
+        return torch.ones_like(x).scatter_reduce_(0, index, m, "amax", include_self=False)
+
+
+class Mean(Layer):
+    def forward(self, x, edges, e):
+        m = torch.relu(self.node(x)[edges[0]] + self.edge(e))
+        return x.scatter_reduce(0, edges[1].view(-1, 1).expand_as(m), m, "mean", include_self=False)
+
+
+def total(m: Tensor, index: Tensor, nodes: int) -> Tensor:
+    out = torch.zeros(nodes, *m.shape[1:], dtype=m.dtype, device=m.device)
+    return out.index_add_(0, index, m)
+
+
+@torch.jit.script
+def scripted_total(m: Tensor, index: Tensor, nodes: int) -> Tensor:
+    shape = list(m.shape)
+    shape[0] = nodes
+    return torch.zeros(shape, dtype=m.dtype, device=m.device).index_add(0, index, m)
+
+
+def through(m: Tensor, index: Tensor, nodes: int) -> Tensor:
+    return scripted_total(m, index, nodes)
+
+
+class Scripted(Layer):
+    """A sum in a function of torch.jit's, behind one of Python's."""
+
+    def forward(self, x, edges, e):
+        m = self.node(x)[edges[0]] * self.edge(e)
+        return through(m, edges[1], len(x)) + scripted_total(m.relu(), edges[1], len(x))
+
+
+class Helpers(Layer):
+    """A sum in a function of the user's, and a softmax by hand."""
+
+    def forward(self, x, edges, e):
+        of, to = edges[0], edges[1]
+        score = torch.exp((self.node(x)[to] * torch.tanh(x[of] + self.edge(e))).clamp(-3, 3))
+        return total(score * x[of], to, len(x)) / (total(score, to, len(x)) + 1e-6)
+
+
+class Written(Layer):
+    """What messages are made of is written into before they are reduced."""
+
+    def forward(self, x, edges, e):
+        h = self.node(x)
+        m = torch.relu(h[edges[0]] + h[edges[1]])
+        h.mul_(2)
+        kept = h[edges[0]]
+        h[:3] = 0
+        h += 1
+        F.relu(h, True)
+        return total(m, edges[1], len(x)) + total(kept, edges[1], len(x)) + h
+
+
+class WrittenLater(Layer):
+    """The same once they are reduced: torch saved the gathered rows alone."""
+
+    def forward(self, x, edges, e):
+        h = self.node(x)
+        out = total(h[edges[0]] * torch.tanh(h[edges[1]]), edges[1], len(x))
+        return out + h.mul_(2)
+
+
+class BothEnds(Layer):
+    def forward(self, x, edges, e):
+        m = torch.relu(self.node(x)[edges[0]] + self.edge(e))
+        return total(m, edges[1], len(x)) - total(m, edges[0], len(x))
+
+
+class Pairs(Layer):
+    """Edges [E, 2]."""
+
+    def forward(self, x, edges, e):
+        pairs = edges.t().contiguous()
+        m = torch.relu(self.node(x)[pairs[:, 0]] + self.edge(e))
+        return total(m, pairs[:, 1], len(x))
+
+
+class TwoTensors(Layer):
+    """Each end a tensor of its own, and several layers that have the same."""
+
+    def forward(self, x, edges, e):
+        of, to = edges[0].clone(), edges[1].clone()
+        for _ in range(3):
+            m = torch.relu(self.node(x)[of] - x[to] + self.edge(e))
+            x = x + torch.zeros_like(x).scatter_add_(0, to[:, None].expand_as(m), m)
+        return x
+
+
+class Own(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.map = nn.Linear(2 * WIDTH + 6, WIDTH)
+
+    def forward(self, ends):
+        return F.silu(self.map(ends))
+
+
+class Nested(Layer):
+    """A module of the user's sees rows of edges."""
+
+    def __init__(self):
+        super().__init__()
+        self.mlp, self.last = Own(), None
+
+    def forward(self, x, edges, e):
+        m = self.mlp(torch.cat([x[edges[0]], x[edges[1]], e], -1))
+        self.last = x[edges[0]] * 2
+        if (self.last > 0).any():
+            m = m + self.last
+        return total(m, edges[1], len(x))
+
+
+class EdgeRows(Layer):
+    def forward(self, x, edges, e):
+        m = torch.relu(self.node(x)[edges[0]] + self.edge(e))
+        return total(m, edges[1], len(x)), m
+
+
+class Stack(nn.Module):
+    """Two layers in a module that scatters itself, some of it without a gradient."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = Sum(), Nested()
+
+    def forward(self, x, edges, e):
+        h = self.second(self.first(x, edges, e).relu(), edges, e)
+        with torch.no_grad():
+            weight = total(h[edges[0]] * h[edges[1]], edges[1], len(x))
+        return h + weight + total(h[edges[0]] * h[edges[1]], edges[1], len(x))
+
+
+LAYERS = {
+    kind.__name__: kind
+    for kind in (
+        *(
+            Sum,
+            ToRowZero,
+            OutOfPlace,
+            Residual,
+            Greatest,
+            Mean,
+            *(Helpers, Scripted),
+            Written,
+            WrittenLater,
+            BothEnds,
+            Pairs,
+            TwoTensors,
+            Nested,
+            EdgeRows,
+        ),
+        Stack,
+    )
+}
+
+
+def inputs(device: torch.device, dtype=torch.float64, nodes=NODES):
+    torch.manual_seed(1)
+    edges = torch.stack([torch.randint(nodes, (EDGES,)), torch.randint(nodes // 2, (EDGES,))]).to(device)
+    x, e = torch.randn(nodes, WIDTH, dtype=dtype, device=device), torch.randn(EDGES, 6, dtype=dtype, device=device)
+    return x.requires_grad_(), edges, e.requires_grad_()
+
+
+def results(layer: nn.Module, x: Tensor, edges: Tensor, e: Tensor) -> list:
+    out = layer(x, edges, e)
+    outs = out if isinstance(out, tuple) else (out,)
+    loss = sum((each * torch.linspace(-1, 1, each.numel()).view_as(each).to(each)).sum() for each in outs)
+    wanted = [x, e, *layer.parameters()]
+    return [*(each.detach() for each in outs), *torch.autograd.grad(loss, wanted, allow_unused=True)]
+
+
+def compare(plain: nn.Module, given: tuple, calls: int = 3):
+    layer = gnnaccel.accelerate(copy.deepcopy(plain))
+    want = results(plain, *given)
+    report.reset()
+    for _ in range(calls):
+        for mine, theirs in zip(results(layer, *given), want, strict=True):
+            assert (mine is None) == (theirs is None)
+            if theirs is not None:
+                assert type(mine) is Tensor
+                torch.testing.assert_close(mine, theirs, rtol=1e-9, atol=1e-9)
+    return layer
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_results_and_gradients_are_those_of_torch(device, name):
+    torch.manual_seed(0)
+    plain = LAYERS[name]().to(device).double()
+    layer = compare(plain, inputs(device))
+    site = report.snapshot()[f"torch.{name}"]
+    assert (site.accelerated == 2) != name.startswith("Written"), site.reasons
+    if hasattr(layer, "last"):
+        assert type(layer.last) is Tensor
+
+
+@pytest.mark.parametrize("reduce", ["sum", "mean", "max", "min"])
+def test_scatter_of_pyg(device, reduce):
+    utils = pytest.importorskip("torch_geometric.utils")
+
+    class Scatter(Layer):
+        def forward(self, x, edges, e):
+            m = torch.relu(self.node(x)[edges[0]] + self.edge(e))
+            return utils.scatter(m, edges[1], 0, len(x), reduce)
+
+    compare(Scatter().to(device).double(), inputs(device))
+    assert report.snapshot()["torch.Scatter"].accelerated == 2
+
+
+def test_attention_by_the_softmax_of_pyg(device):
+    utils = pytest.importorskip("torch_geometric.utils")
+
+    class Attention(Layer):
+        def forward(self, x, edges, e):
+            of, to = edges
+            q, k = self.node(x).view(-1, 4, 5), self.edge(e).view(-1, 4, 5)
+            weights = utils.softmax((q[to] * (q[of] + k)).sum(-1), to, num_nodes=len(x))
+            return utils.scatter((q[of] + k) * weights.unsqueeze(-1), to, 0, len(x), "sum").flatten(1)
+
+    compare(Attention().to(device).double(), inputs(device))
+    assert report.snapshot()["torch.Attention"].accelerated == 2
+
+
+def test_second_derivatives(device):
+    torch.manual_seed(0)
+    plain, given = Sum().to(device).double(), inputs(device)
+    found = []
+    for layer in (plain, gnnaccel.accelerate(copy.deepcopy(plain))):
+        out = layer(*given)
+        (first,) = torch.autograd.grad(out.square().sum(), given[0], create_graph=True)
+        found.append(torch.autograd.grad(first.square().sum(), [given[0], *layer.parameters()]))
+    for want, mine in zip(*found, strict=True):
+        torch.testing.assert_close(mine, want, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", ["Sum", "TwoTensors"])
+@pytest.mark.parametrize("seen", [False, True])
+def test_checkpoints(name, seen):
+    """What is recomputed goes the way that it went."""
+    torch.manual_seed(0)
+    plain, (x, edges, e) = LAYERS[name]().double(), inputs(torch.device("cpu"))
+    layer = gnnaccel.accelerate(copy.deepcopy(plain))
+    for _ in range(2 * seen):
+        layer(x, edges, e)
+    want = torch.autograd.grad(plain(x, edges, e).square().sum(), [x, e, *plain.parameters()])
+    for _ in range(3):
+        out = torch.utils.checkpoint.checkpoint(layer, x, edges, e, use_reentrant=False)
+        found = torch.autograd.grad(out.square().sum(), [x, e, *layer.parameters()])
+        torch.testing.assert_close(found, want, rtol=1e-9, atol=1e-9)
+
+
+class Opaque(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad * 2
+
+
+class WithOwnFunction(Layer):
+    def forward(self, x, edges, e):
+        return total(Opaque.apply(self.node(x)[edges[0]]), edges[1], len(x))
+
+
+class WithData(Layer):
+    def forward(self, x, edges, e):
+        m = self.node(x)[edges[0]]
+        x.data.mul_(1)
+        return total(m, edges[1], len(x))
+
+
+class TwoKindsOfNodes(Layer):
+    def forward(self, x, edges, e):
+        return total(self.node(x)[edges[0]], edges[1], NODES // 2)
+
+
+@pytest.mark.parametrize("kind", [WithOwnFunction, WithData, TwoKindsOfNodes])
+def test_what_is_left_to_torch(kind):
+    compare(kind().double(), inputs(torch.device("cpu")))
+    site = report.snapshot()[f"torch.{kind.__name__}"]
+    assert site.left and site.reasons
+
+
+def test_what_does_not_scatter_keeps_its_class():
+    model = nn.Sequential(Own(), nn.Linear(2, 2))
+    assert [type(part) for part in gnnaccel.accelerate(model)] == [Own, nn.Linear]
+
+
+def test_few_messages_are_torchs(monkeypatch):
+    monkeypatch.setattr(bounds, "FEW_MESSAGES", {"cpu": 10**9, "cuda": 10**9})
+    compare(Sum().double(), inputs(torch.device("cpu")))
+    assert report.snapshot()["torch.Sum"].reasons == {"few messages, which torch's own code makes the quicker": 3}
+
+
+def test_modules_are_accelerated_as_they_are_built():
+    gnnaccel.plain.enable()
+    try:
+        model = Stack()
+        assert {type(part) for part in (model, model.first, model.second)}.isdisjoint({Stack, Sum, Nested})
+        assert type(model.second.mlp) is Own
+        assert all(type(part) is not Sum for part in pickle.loads(pickle.dumps(model)).modules())
+    finally:
+        gnnaccel.plain.disable()
+    assert type(Sum()) is Sum and type(model) is Stack and type(model.first) is Sum
+
+
+def test_layers_of_pyg_stay_pygs():
+    """Under the flag a layer of PyG's is accelerated as one, whatever its own code scatters."""
+    nn = pytest.importorskip("torch_geometric.nn")
+
+    class Conv(nn.MessagePassing):
+        def forward(self, x, edges):
+            return self.propagate(edges, x=x) + total(x[edges[0]], edges[1], len(x))
+
+    gnnaccel.install()
+    try:
+        layer = Conv()
+        x, edges, _ = inputs(torch.device("cpu"))
+        layer(x, edges)
+        assert "pyg.Conv" in report.snapshot() and "torch.Conv" not in report.snapshot()
+    finally:
+        gnnaccel.uninstall()
+
+
+def test_a_hook_sees_rows():
+    layer, given = gnnaccel.accelerate(Nested().double()), inputs(torch.device("cpu"))
+    seen = []
+    layer.mlp.register_forward_hook(lambda module, args, out: seen.append((type(args[0]), type(out))))
+    layer(*given)
+    assert seen == [(Tensor, Tensor)]
+
+
+def test_wrong_indices_are_torchs_errors():
+    x, edges, e = inputs(torch.device("cpu"))
+    edges[0, 3] = NODES
+    layer = gnnaccel.accelerate(Sum().double())
+    with pytest.raises(IndexError, match="out of"):
+        layer(x, edges, e)
+    edges[0, 3] = -1
+    torch.testing.assert_close(layer(x, edges, e), copy.deepcopy(layer)(x, edges.remainder(NODES), e))
+
+
+def test_edges_that_change():
+    plain, (x, edges, e) = Sum().double(), inputs(torch.device("cpu"))
+    layer = gnnaccel.accelerate(copy.deepcopy(plain))
+    for _ in range(2):
+        torch.testing.assert_close(layer(x, edges, e), plain(x, edges, e))
+        edges[1] = edges[1].flip(0)
+
+
+def test_copies_pickles_and_the_way_back():
+    layer, given = gnnaccel.accelerate(Sum().double()), inputs(torch.device("cpu"))
+    want = layer(*given)
+    assert layer.__class__ is not Sum and layer.__class__.__name__ == "Sum"
+    stored = pickle.dumps(layer)
+    assert b"gnnaccel" not in stored
+    assert type(pickle.loads(stored)) is Sum
+    for other in (copy.copy(layer), copy.deepcopy(layer)):
+        assert type(other) is type(layer)
+        torch.testing.assert_close(other(*given), want)
+    torch.save(layer.state_dict(), io.BytesIO())
+    gnnaccel.plain.disable()
+    assert type(layer) is Sum
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_dtypes(device, dtype):
+    torch.manual_seed(0)
+    plain, given = Sum().to(device).double(), inputs(device)
+    low = [t.detach().to(dtype) if t.is_floating_point() else t for t in given]
+    out = gnnaccel.accelerate(copy.deepcopy(plain).to(dtype))(*low)
+    tolerance = {torch.float32: 1e-5, torch.bfloat16: 5e-2}[dtype]
+    torch.testing.assert_close(out.double(), plain(*given), rtol=tolerance, atol=tolerance)
+
+
+def test_under_autocast(device):
+    torch.manual_seed(0)
+    plain, given = Sum().to(device), [t.float() if t.is_floating_point() else t for t in inputs(device)]
+    layer = gnnaccel.accelerate(copy.deepcopy(plain))
+    with torch.autocast(device.type, torch.bfloat16):
+        want, out = plain(*given), layer(*given)
+    assert out.dtype == want.dtype
+    torch.testing.assert_close(out, want, rtol=5e-2, atol=5e-2)
