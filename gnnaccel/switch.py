@@ -9,6 +9,7 @@ The environment variables are in gnnaccel/settings.py, and in docs/environment.m
 from __future__ import annotations
 
 import atexit
+import functools
 import importlib
 import importlib.util
 import os
@@ -51,6 +52,7 @@ class _State:
         self.missing: set[str] = set()  # frameworks asked for, but not installed
         self.flag_before: str | None = None  # the environment's flag, put back by uninstall()
         self.complained = False  # virtual environments run .pth files twice
+        self.awaits = False  # a module that is none of torch's
         self.observed_pid = 0  # process in which logging and the exit report were set up
 
 
@@ -89,7 +91,7 @@ class _Hook:
     """The sys.meta_path finder: lets the others find a framework and wraps its loader."""
 
     def find_spec(self, fullname, path=None, target=None):
-        if fullname not in BACKENDS:
+        if fullname not in BACKENDS and fullname != "torch":
             return None
         for finder in sys.meta_path:
             find = None if isinstance(finder, _Hook) else getattr(finder, "find_spec", None)
@@ -98,7 +100,8 @@ class _Hook:
                 if spec.loader is not None:  # a folder without __init__.py has none: nothing to enable
                     spec.loader = _Loader(spec.loader)
                 return spec
-        _state.missing.add(fullname)
+        if fullname in BACKENDS:
+            _state.missing.add(fullname)
         return None
 
 
@@ -111,6 +114,29 @@ def _before_import(name: str) -> None:
         _log().warning("gnnaccel: could not prepare the import of DGL, it runs alone: %s", error)
 
 
+def _await_modules() -> None:
+    """Accelerate modules that gather and scatter with torch alone, from the first module on that is none of torch's:
+    a process that builds none, as a compiler's, does not import gnnaccel."""
+    module = sys.modules["torch"].nn.Module
+    original = module.__init__
+
+    @functools.wraps(original)
+    def first(self, *args, **kwargs):
+        original(self, *args, **kwargs)
+        if _state.awaits and type(self).__module__.partition(".")[0] != "torch":
+            _state.awaits = False
+            try:
+                plain = importlib.import_module("gnnaccel.plain")
+                plain.enable()
+                plain.accelerate(self)
+            except Exception as error:
+                _log().warning("gnnaccel: modules of torch alone run without acceleration: %s", error)
+
+    if not hasattr(original, "__wrapped__"):  # else it stands there already
+        module.__init__ = first
+    _state.awaits = True
+
+
 def _after_import(name: str) -> None:
     if name == "dgl":  # wrong blocks are wrong whether or not anything is accelerated
         try:
@@ -118,6 +144,9 @@ def _after_import(name: str) -> None:
         except Exception as error:
             _log().warning("gnnaccel: DGL's sampling of int32 graphs could not be guarded: %s", error)
     if _state.compat_only or name in _state.enabled:
+        return
+    if name == "torch":
+        _await_modules()
         return
     try:
         backend = importlib.import_module(BACKENDS[name])
@@ -179,7 +208,7 @@ def install(compat_only: bool = False) -> None:
     _state.compat_only = compat_only
     os.environ[FLAG] = "compat" if compat_only else "1"
     _observe()
-    for name in BACKENDS:
+    for name in ("torch", *BACKENDS):
         if name in sys.modules:
             _after_import(name)
 
@@ -194,6 +223,9 @@ def uninstall() -> None:
     if _state.hook in sys.meta_path:
         sys.meta_path.remove(_state.hook)
     _state.hook = None
+    _state.awaits = False
+    if "gnnaccel.plain" in sys.modules:
+        sys.modules["gnnaccel.plain"].disable()
     for name in _state.enabled:
         importlib.import_module(BACKENDS[name]).disable()
     if _state.enabled:
@@ -308,7 +340,7 @@ def _nothing_happened() -> str | None:
     """Why there was nothing to accelerate, or None if a framework was imported for it."""
     if _state.compat_only:
         return "compat: nothing is accelerated, and nothing is counted"
-    if any(name in sys.modules for name in BACKENDS):
+    if any(name in sys.modules for name in BACKENDS) or sys.modules["gnnaccel.report"].snapshot():
         return None
     if "torch.distributed.run" in sys.modules:
         return "torchrun ran the ranks, which print tables of their own"

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import copy
 import io
+import os
 import pickle
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -369,6 +372,31 @@ def test_modules_are_accelerated_as_they_are_built():
     finally:
         gnnaccel.plain.disable()
     assert type(Sum()) is Sum and type(model) is Stack and type(model.first) is Sum
+
+
+SCRIPT = """
+import sys, torch
+
+class Layer(torch.nn.Module):
+    def forward(self, x, edges):
+        return torch.zeros_like(x).index_add_(0, edges[1], x[edges[0]].relu())
+
+layer, x, edges = Layer(), torch.randn(100, 64), torch.randint(100, (2, 50_000))
+for _ in range(3):
+    out = layer(x, edges)
+print(type(layer) is Layer, "torch_geometric" in sys.modules, "gnnaccel.plain" in sys.modules)
+"""
+
+
+@pytest.mark.parametrize("flag", ["1", "0"])
+def test_the_flag_in_a_program_without_a_framework(flag, tmp_path):
+    (tmp_path / "train.py").write_text(SCRIPT)
+    env = os.environ | {"GNNACCEL": flag, "GNNACCEL_PROFILE": "1"}
+    done = subprocess.run([sys.executable, "train.py"], cwd=tmp_path, env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    on = flag == "1"
+    assert done.stdout.split() == [str(not on), "False", str(on)]
+    assert ("torch.Layer" in done.stderr and "66.7% of 3 calls" in done.stderr) == on, done.stderr
 
 
 def test_layers_of_pyg_stay_pygs():

@@ -303,7 +303,7 @@ USERS = {
 @pytest.mark.reached
 @pytest.mark.parametrize("name", USERS)
 def test_user_layer(name):
-    with by_design("writes in place" if name == "random" else None):
+    with by_design("writes in place" if name == "random" else None, some=True):  # in its first call
         same(USERS[name], accelerated=None if name == "own aggregate" else True)
 
 
@@ -333,6 +333,62 @@ def test_written_layer(name, dtype):
     program, kind = WRITTEN[name]
     with by_design(r"sort\(\) takes one row" if name == "sorted edge network" else None):
         same(program, dtype=dtype, kinds={kind})
+
+
+class OwnModule(EdgeNetwork):
+    """A module of the user's sees rows of edges."""
+
+    class Gate(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.lin = torch.nn.Linear(WIDE, WIDE)
+
+        def forward(self, rows):
+            return torch.sigmoid(self.lin(rows))
+
+    def __init__(self):
+        super().__init__()
+        self.gate = self.Gate()
+
+    def message(self, x_i, x_j):
+        return self.gate(x_i + x_j) * x_j
+
+
+class OwnScatter(EdgeNetwork):
+    """Writes in place: the sum, into what it has made itself."""
+
+    def aggregate(self, inputs, index, ptr=None, dim_size=None):
+        out = inputs.new_zeros(dim_size, inputs.shape[1])
+        out.scatter_add_(0, index.view(-1, 1).expand_as(inputs), inputs)
+        return out.index_add_(0, index, 2 * inputs)
+
+
+class WritesRows(EdgeNetwork):
+    def message(self, x_i, x_j):
+        return self.lin(torch.cat([x_i, x_j], -1)).mul_(2)
+
+
+@pytest.mark.parametrize("flow", ["source_to_target", "target_to_source"])
+@pytest.mark.parametrize("kind, walks", [(OwnModule, 3), (OwnScatter, 3), (WritesRows, 0)])
+def test_what_its_first_call_is_watched_for(kind, walks, flow):
+    plain = kind().double()
+    plain.flow = flow
+    layer = pyg_backend.accelerate(copy.deepcopy(plain))
+    report.reset()
+    for call in range(4):
+        x = rand(N, WIDE).double().requires_grad_()
+        results = []
+        for each in (layer, plain):
+            out = each(x, edges())
+            results.append((out, *torch.autograd.grad(out.square().sum(), [x, *each.parameters()], allow_unused=True)))
+        torch.testing.assert_close(
+            *[[t for t in found if t is not None] for found in results],
+            rtol=1e-9,
+            atol=1e-9,
+            msg=lambda text, call=call: f"call {call}: {text}",
+        )
+    site = report.snapshot().get(f"pyg.{kind.__name__}", report.Site())
+    assert site.accelerated == walks, report.snapshot()
 
 
 class Activated(Copy):

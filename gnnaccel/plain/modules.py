@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import threading
 import time
 import types
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -19,15 +20,16 @@ from gnnaccel import report, subclass, touch
 from gnnaccel.bound import Replacements, is_users
 from gnnaccel.graph import modes
 from gnnaccel.lazy.in_place import names_of
-from gnnaccel.lazy.tensor import Lazy
 from gnnaccel.lazy.trust import DATA, Walk
 from gnnaccel.lower import choose
 from gnnaccel.modules import is_watched
-from gnnaccel.plain.rows import FEW, WATCHED, WRITES, Code, Rows
+from gnnaccel.plain.rows import FEW, WRITES, Code, Rows
 
 _SCATTERS = frozenset(
     f"{name}{end}" for name in ("index_add", "scatter_add", "scatter_reduce", "scatter") for end in ("", "_")
 )
+WATCHED = "the first call of a module is watched"
+NOTHING = "nothing is reduced over the edges of a node"
 _HELD = (Tensor, type(None), bool, int, float, str)  # what forward() may be given, and tuples, lists and dicts of it
 
 
@@ -140,26 +142,29 @@ def _found(kinds: tuple, forwards: tuple) -> tuple[str | None, tuple, frozenset[
     return reason, tuple(walk.codes), frozenset(walk.names)
 
 
-def _refusal(module: Module, args: tuple, kwargs: dict) -> str | None:
-    """Why a call of a module may not be handed lazy rows; None if it may."""
-    if not all(map(_is_held, (*args, *kwargs.values()))):
-        return "forward() is given what may look into tensors"
-    kinds, states = {}, []
+def _refusal(module: Module, methods: Iterable[Any], given: Iterable[Any]) -> str | None:
+    """Why these methods of a module, called with what is given, may not be handed lazy rows; None if they may."""
+    if not all(map(_is_held, given)):
+        return "it is given what may look into tensors"
+    if touch.has_global_backward_hooks():
+        return "backward hooks on all modules"
+    kind = subclass.plain_of(module)
+    kinds, functions, states = {kind: None}, [*methods], [(kind, vars(module))]
     for part in module.modules():
-        state = vars(part)
+        if part is module:
+            continue
+        state, kind = vars(part), subclass.plain_of(part)
         if is_watched(part) or touch.has_backward_hooks(part):
             return "a hook watches a part of it"
         if "forward" in state or state.get(touch.COMPILED_CALL) or isinstance(part, torch.jit.ScriptModule):
             return f"forward() of {type(part).__name__} was replaced or compiled"
         if subclass.is_extended(part) and subclass.again_of(part) is not _accelerate:
             return "it holds layers of a framework, which are accelerated by themselves"
-        kind = subclass.plain_of(part)
         if is_users(kind):
-            kinds[kind] = kind.forward
+            kinds[kind] = None
+            functions.append(kind.forward)
             states.append((kind, state))
-    if touch.has_global_backward_hooks():
-        return "backward hooks on all modules"
-    reason, codes, names = _found(tuple(kinds), tuple(kinds.values()))
+    reason, codes, names = _found(tuple(kinds), tuple(functions))
     if reason is not None:
         return reason
     for kind, state in states:
@@ -196,15 +201,42 @@ def _indices(given: Iterable[Any]) -> int:
     return most
 
 
-def _obstacle() -> str | None:
-    """Why torch must run a call itself; None if nothing stands against it."""
+def obstacle(module: Module, code: Code, methods: Iterable[Any], given: Iterable[Any]) -> str | None:
+    """Why methods of a module must run as they are; None if nothing stands against lazy rows in them."""
+    if code.writes:
+        return WRITES
     if touch.tracing():
         return "torch.jit.trace"
     if modes.proxied() or modes.faking():
         return "a trace, or tensors without values"
     if touch.transforming() or touch.in_forward_mode():
         return "a torch.func transform or forward-mode differentiation"
-    return None
+    if module.training not in code.watched and modes.recomputing():
+        return modes.RECOMPUTING  # what is recomputed has to go the way that it went
+    return _refusal(module, methods, given)
+
+
+def code_of(module: Module) -> Code:
+    """What is known of the code of a module."""
+    code = _codes.get(module)
+    if code is None:
+        code = _codes[module] = Code()
+    return code
+
+
+@contextlib.contextmanager
+def traced(module: Module, code: Code) -> Iterator[Rows]:
+    """A context in which code of a module has lazy rows; the first time it is watched."""
+    rows = Rows(code, module.training not in code.watched)
+    outer, _now.rows = _now.rows, rows
+    try:
+        with touch.out_of(outer), rows:
+            yield rows
+    finally:
+        _now.rows = outer
+    rows.settle()
+    if rows.watching and rows.used:
+        code.watched.add(module.training)
 
 
 def _members(plain: Any) -> dict[str, Any]:
@@ -215,34 +247,21 @@ def _members(plain: Any) -> dict[str, Any]:
     def forward(self, *args, **kwargs):
         if torch.compiler.is_compiling() or plain.forward is not original:  # or was replaced since
             return plain.forward(self, *args, **kwargs)
-        if (code := _codes.get(self)) is None:
-            code = _codes[self] = Code()
+        code = code_of(self)
         few = 0 < _indices((*args, *kwargs.values())) <= code.few and choose.may_be_few()
-        watching = self.training not in code.watched
-        reason = FEW if few else WRITES if code.writes else _obstacle() or _refusal(self, args, kwargs)
-        if watching and modes.recomputing():  # which has to go the same way
-            reason = reason or modes.RECOMPUTING
+        reason = FEW if few else obstacle(self, code, (original,), (*args, *kwargs.values()))
         if reason is not None:
             report.fallback(kind, reason)
             return original(self, *args, **kwargs)
         start = time.perf_counter()
-        rows = Rows(code, watching)
-        outer, _now.rows = _now.rows, rows
-        try:
-            with touch.out_of(outer), rows:
-                out = bound(self, *args, **kwargs)
-        finally:
-            _now.rows = outer
-        out = touch.pytree.tree_map_only(Lazy, lambda x: x.rows("a result with one row per edge"), out)
-        rows.settle()
-        if rows.reason == WATCHED:
-            code.watched.add(self.training)
+        with traced(self, code) as rows:
+            out = rows.ordinary(bound(self, *args, **kwargs))
         if rows.reason == FEW and not rows.used:
             code.few = max(code.few, _indices((*args, *kwargs.values())))
-        if not rows.used:
-            report.fallback(kind, rows.reason or "nothing is reduced over the edges of a node")
-        else:
+        if rows.used and not rows.watching:
             report.record(kind, start, rows.gathered, stored=rows.gathered is not None)
+        else:
+            report.fallback(kind, (rows.used and WATCHED) or rows.reason or NOTHING)
         return out
 
     return {"forward": forward}

@@ -32,7 +32,6 @@ from gnnaccel.lower import bounds, choose
 _INDICES = (torch.int64, torch.int32)
 FEW = "few messages, which torch's own code makes the quicker"
 NEW = "few messages of edges that were not seen before"
-WATCHED = "the first call of a module is watched"
 WRITES = "it may write into what its messages are made of"
 _FLOWS = ("target_to_source", "source_to_target")  # by the row of destinations, as PyG has them
 
@@ -67,12 +66,12 @@ class Rows(TorchFunctionMode):
     """One call of a module's forward().
 
     watching : nothing is done, but noted in `code`.
-    used : something was reduced by us. reason : why something was not.
+    used : something was reduced by us, or would be if this were not watching. reason : why something was not.
     """
 
     def __init__(self, code: Code, watching: bool):
         super().__init__()
-        self._code, self._watching = code, watching
+        self._code, self.watching = code, watching
         self._sources: dict[int, Tensor] = {}  # what was gathered from, where watching, by its memory
         self._counts: set[int] = set()  # of edges, there
         self._trips: dict[tuple, Trip | None] = {}
@@ -100,6 +99,10 @@ class Rows(TorchFunctionMode):
         """Why one row per edge was stored, or None."""
         return next((trip.gathered for trip in self._trips.values() if trip and trip.gathered), None)
 
+    def ordinary(self, out: Any) -> Any:
+        """A result with rows in the place of lazy ones."""
+        return touch.pytree.tree_map_only(Lazy, lambda x: x.rows("a result with one row per edge"), out)
+
     def settle(self) -> None:
         """To be called when nothing of the call is left but what somebody keeps."""
         for trip in self._trips.values():
@@ -112,7 +115,7 @@ class Rows(TorchFunctionMode):
         into = (args[:1], [kwargs.get(name) for name in ("input", "self", "out")])
         given = [x for x in touch.pytree.tree_flatten(into)[0] if isinstance(x, Tensor)]
         written = {_memory(x) for x in given if not isinstance(x, Lazy)}
-        if self._watching:
+        if self.watching:
             rows = any(x.dim() > 1 and len(x) in self._counts for x in given)
             self._code.writes |= rows or not written.isdisjoint(self._sources)
         for trip in filter(None, self._trips.values()):
@@ -138,13 +141,13 @@ class Rows(TorchFunctionMode):
         if type(x) not in TENSORS or not takes(x) or x.dim() < 2:
             return NotImplemented
         end = end_of(index)
-        if self._watching:
+        if self.watching:
             self._sources[_memory(x)] = x
             self._counts.add(len(index))
         if end is None:
             self._alone.append(index)
             return NotImplemented
-        if self._are_few(end.edges, x) or self._watching:
+        if self._are_few(end.edges, x) or self.watching:
             return NotImplemented
         trip = self.trip(end.edges, x.shape[0])
         if trip is None or x.device != trip.graph.device:
@@ -177,10 +180,10 @@ class Rows(TorchFunctionMode):
             return NotImplemented
         if not isinstance(messages, Lazy) and self._are_few(end.edges, messages):
             return NotImplemented
-        if self._watching:
-            if self.reason != WATCHED and len(end.edges) == 1:
+        if self.watching:
+            if not self.used and len(end.edges) == 1:
                 self._code.destinations = end.row
-            self.reason = WATCHED
+            self.used = True
             return NotImplemented
         if end.row != self._to(end.edges):
             self.reason = "messages are reduced at both ends of the edges"

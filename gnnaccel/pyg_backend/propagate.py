@@ -16,6 +16,7 @@ from torch import Tensor
 from torch_geometric import EdgeIndex, is_compiling
 from torch_geometric.nn.conv import MessagePassing
 
+from gnnaccel import plain as plain_modules
 from gnnaccel import report, touch
 from gnnaccel.graph import modes
 from gnnaccel.lazy.tensor import Lazy
@@ -36,7 +37,7 @@ from gnnaccel.pyg_backend.touch import (
     original_propagate,
     user_args,
 )
-from gnnaccel.pyg_backend.trust import distrust
+from gnnaccel.pyg_backend.trust import ROOTS, distrust
 
 _FUSED = "own message_and_aggregate()"
 _HOOKED = "message passing hooks are registered"
@@ -177,6 +178,19 @@ def are_few(conv: Any, plain: Any, edge_index, kwargs: dict, others: dict | None
     return choose.are_few(device=kind, edges=edges, nodes=nodes, width=width * counts[kind] * times)
 
 
+def _watched(conv, plain: Any, edges: Edges, kwargs: dict) -> contextlib.AbstractContextManager | None:
+    """A context in which methods that may write into tensors have lazy rows all the same, as it is seen what they write
+    into; None where more stands against that."""
+    if type(edges.edge_index) is not Tensor:
+        return None
+    code = plain_modules.code_of(conv)
+    methods = [method for name in ROOTS if (method := getattr(plain, name, None)) is not None]
+    if plain_modules.obstacle(conv, code, methods, kwargs.values()) is not None:
+        return None
+    code.destinations = edges.sides[0]
+    return plain_modules.traced(conv, code)
+
+
 def make_entry(plain: Any, name: str) -> Callable:
     """The "propagate" or "edge_updater" of accelerated layers of class `plain`."""
     kind = kind_of(plain) + " edge_update" * (name == "edge_updater")
@@ -255,7 +269,7 @@ def _in_call(conv, plain: Any, name: str, edge_index, size, kwargs: dict, kind: 
     start = time.perf_counter()
     function = getattr(plain, name)
     updating = name == "edge_updater"
-    call = attempt = None
+    call = attempt = watched = None
     try:
         edges = _edges(conv, plain, name, edge_index, size)
         _note_sizes(edges, edge_user_args(conv) if updating else user_args(conv), kwargs)
@@ -268,16 +282,22 @@ def _in_call(conv, plain: Any, name: str, edge_index, size, kwargs: dict, kind: 
                 return out
         doubt = _FUSED if _is_fused(conv, edges) and not updating else distrust(conv)
         call = Call(edges, doubt is None, waits=doubt is None and keeps_nothing(plain))
+        watched = _watched(conv, plain, edges, kwargs) if doubt not in (None, _FUSED) else None
     except Unsupported as error:
         report.fallback(kind, str(error))
     if call is None:  # out of the handler: an error that PyG raises has none of ours behind it
         return alone(function, conv, edge_index, **kwargs)
     recorder = None if attempt is None else attempt.recorder
-    with call, recorder or contextlib.nullcontext():
+    with call, recorder or contextlib.nullcontext(), watched or contextlib.nullcontext() as rows:
         out = function(conv, edge_index, **kwargs)
         if type(out) is not Tensor:
             out = touch.pytree.tree_map_only(Lazy, lambda x: x.rows("a result with one row per edge"), out)
+        if rows is not None:
+            rows.used |= call.used
     call.settle()
+    if rows is not None and rows.used and not rows.watching:
+        report.record(kind + " segment" * (rows.gathered is not None), start, rows.gathered, rows.gathered is not None)
+        return out
     of_ours = call.used or (updating and call.lifted)
     if recorder is not None and attempt is not None and of_ours and doubt is None:
         attempt.keep(out, call.gathered)

@@ -16,14 +16,14 @@ from gnnaccel import subclass, touch
 from gnnaccel.lazy.trust import DATA, Walk, is_known
 from gnnaccel.touch import submodules
 
-_ROOTS = ("message", "aggregate", "update", "edge_update")
+ROOTS = ("message", "aggregate", "update", "edge_update")
 _TRUSTED = ("torch.nn.", "torch_geometric.")  # modules whose forward() writes in place only if told to
 
 
 def distrust(conv: MessagePassing) -> str | None:
     """Why the code of this layer cannot be looked through, or None if it can."""
     plain = subclass.plain_of(conv)
-    found = _of_methods(plain, *[getattr(plain, name, None) for name in _ROOTS])
+    found = _of_methods(plain, *[getattr(plain, name, None) for name in ROOTS])
     if found.reason is not None:
         return found.reason
     # Walked at each call: what a layer holds may be replaced, and told to write in place, between two of them.
