@@ -7,8 +7,8 @@ user replaced stays the user's.
 
 from __future__ import annotations
 
-import functools
 import types
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -36,7 +36,7 @@ class Replacements:
 
     def __init__(self, functions: dict[Callable, Callable], modules: tuple[str, ...] = (), scripted: bool = False):
         self.functions, self.modules, self.scripted = functions, modules, scripted
-        self._bound = functools.lru_cache(maxsize=256)(self._bind_users)
+        self._kept: weakref.WeakKeyDictionary[types.FunctionType, types.FunctionType] = weakref.WeakKeyDictionary()
 
     def of(self, value: Any, package: str) -> Any:
         """What stands for the value of a global in code of a package, whose other modules are seen the same way."""
@@ -51,12 +51,14 @@ class Replacements:
     def _holds(self, value: Any) -> bool:
         return isinstance(value, types.ModuleType) and value.__name__ in self.modules
 
-    def _bind_users(self, function: types.FunctionType) -> types.FunctionType:
-        if not self.are_named(function):
-            return function
-        bound = self.bind(function)
-        bound.__dict__ = function.__dict__  # it is the same to who asks its attributes
-        return bound
+    def _bound(self, function: Any) -> types.FunctionType:
+        found = self._kept.get(function)
+        if found is None:
+            if not self.are_named(function):
+                return function
+            found = self._kept[function] = self.bind(function)
+            found.__dict__ = function.__dict__  # it is the same to who asks its attributes
+        return found
 
     def are_named(self, function: Any, seen: tuple = ()) -> bool:
         """True if the code of `function`, of what it decorates, or of a user's function that it calls, names what is

@@ -12,11 +12,12 @@ from collections.abc import Callable
 from typing import Any
 
 from torch.nn import Module
+from torch.utils.weak import WeakIdKeyDictionary
 
 from gnnaccel import report
 
 _subclasses: weakref.WeakValueDictionary[type, type] = weakref.WeakValueDictionary()  # class -> ours
-_instances: weakref.WeakSet[Module] = weakref.WeakSet()
+_instances: WeakIdKeyDictionary = WeakIdKeyDictionary()  # a module may have an equality of its own
 
 
 def extend(module: Module, kind: str, members: Callable[[Any], dict[str, Any]], again: Callable) -> bool:
@@ -40,7 +41,7 @@ def extend(module: Module, kind: str, members: Callable[[Any], dict[str, Any]], 
     except TypeError as error:  # another metaclass, slots
         report.fallback(kind, f"its class cannot be extended ({error})")
         return False
-    _instances.add(module)
+    _instances[module] = True
     return True
 
 
@@ -48,7 +49,7 @@ def restore(module: Module) -> None:
     """Undo `extend`."""
     if is_extended(module):
         set_class(module, plain_of(module))
-        _instances.discard(module)
+        _instances.pop(module, None)
 
 
 def extended() -> list[Module]:
@@ -89,20 +90,26 @@ def _reduce_ex(self, protocol):
     return (function, tuple(ours._gnnaccel_plain if arg is ours else arg for arg in args), *rest)
 
 
-def _copy(self):
-    plain = type(self)._gnnaccel_plain
-    other = plain.__new__(plain)
-    other.__setstate__(dict(self.__reduce_ex__(4)[2]))
-    type(self)._gnnaccel_again(other)
+def _again(self, other):
+    if type(other) is type(self)._gnnaccel_plain:
+        type(self)._gnnaccel_again(other)
     return other
+
+
+def _copy(self):
+    if not is_extended(self):  # of a class that somebody has made of ours, as torch's parametrizations do
+        other = type(self).__new__(type(self))
+        vars(other).update(vars(self))
+        return other
+    return _again(self, copy._reconstruct(self, None, *self.__reduce_ex__(4)))  # type: ignore[attr-defined]
 
 
 def _deepcopy(self, memo):
-    plain = type(self)._gnnaccel_plain
-    other = memo[id(self)] = plain.__new__(plain)
-    other.__setstate__(copy.deepcopy(self.__reduce_ex__(4)[2], memo))
-    type(self)._gnnaccel_again(other)
-    return other
+    if not is_extended(self):
+        other = memo[id(self)] = type(self).__new__(type(self))
+        vars(other).update(copy.deepcopy(vars(self), memo))
+        return other
+    return _again(self, copy._reconstruct(self, memo, *self.__reduce_ex__(4)))  # type: ignore[attr-defined]
 
 
 def _make(plain: Any, kind: str, members: dict[str, Any], again: Callable) -> type:

@@ -128,7 +128,7 @@ def _await_modules() -> None:
             try:
                 plain = importlib.import_module("gnnaccel.plain")
                 plain.enable()
-                plain.accelerate(self)
+                plain.wait_for(self)
             except Exception as error:
                 _log().warning("gnnaccel: modules of torch alone run without acceleration: %s", error)
 

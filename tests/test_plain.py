@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import copy
+import gc
 import io
 import os
 import pickle
 import subprocess
 import sys
+import weakref
 
 import pytest
 import torch
@@ -238,7 +240,7 @@ def results(layer: nn.Module, x: Tensor, edges: Tensor, e: Tensor) -> list:
     return [*(each.detach() for each in outs), *torch.autograd.grad(loss, wanted, allow_unused=True)]
 
 
-def compare(plain: nn.Module, given: tuple, calls: int = 3):
+def compare(plain: nn.Module, given: tuple, calls: int = 4):
     layer = gnnaccel.accelerate(copy.deepcopy(plain))
     want = results(plain, *given)
     report.reset()
@@ -257,7 +259,7 @@ def test_results_and_gradients_are_those_of_torch(device, name):
     plain = LAYERS[name]().to(device).double()
     layer = compare(plain, inputs(device))
     site = report.snapshot()[f"torch.{name}"]
-    assert (site.accelerated == 2) != name.startswith("Written"), site.reasons
+    assert (site.accelerated >= 2) != name.startswith("Written"), site.reasons
     if hasattr(layer, "last"):
         assert type(layer.last) is Tensor
 
@@ -272,7 +274,7 @@ def test_scatter_of_pyg(device, reduce):
             return utils.scatter(m, edges[1], 0, len(x), reduce)
 
     compare(Scatter().to(device).double(), inputs(device))
-    assert report.snapshot()["torch.Scatter"].accelerated == 2
+    assert report.snapshot()["torch.Scatter"].accelerated == 3
 
 
 def test_attention_by_the_softmax_of_pyg(device):
@@ -286,7 +288,7 @@ def test_attention_by_the_softmax_of_pyg(device):
             return utils.scatter((q[of] + k) * weights.unsqueeze(-1), to, 0, len(x), "sum").flatten(1)
 
     compare(Attention().to(device).double(), inputs(device))
-    assert report.snapshot()["torch.Attention"].accelerated == 2
+    assert report.snapshot()["torch.Attention"].accelerated == 3
 
 
 def test_second_derivatives(device):
@@ -327,6 +329,224 @@ class Opaque(torch.autograd.Function):
         return grad * 2
 
 
+class WrittenColumn(Layer):
+    def forward(self, x, edges, e):
+        m = self.node(x)[edges[0]]
+        column, turned = m[:, 0], m.view(-1, 2, WIDTH // 2).transpose(0, 1)
+        column.mul_(2)
+        turned[0].add_(1)
+        return total(m, edges[1], len(x))
+
+
+class WrittenParts(Layer):
+    def forward(self, x, edges, e):
+        m = self.node(x)[edges[0]]
+        a, b = m[:, :10] * 1, m[:, 10:]
+        m[:5].zero_()
+        return total(torch.cat([a, b], -1), edges[1], len(x))
+
+
+class Doubling(nn.Module):
+    def forward(self, m, edges, nodes):
+        m.mul_(2)
+        return total(m, edges[1], nodes)
+
+
+class WrittenInside(Layer):
+    """By a module that is accelerated itself."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = Doubling()
+
+    def forward(self, x, edges, e):
+        m = self.node(x)[edges[0]]
+        a = m[:, :10]
+        return self.inner(m, edges, len(x)) + total(torch.cat([a, a], -1), edges[1], len(x))
+
+
+class Adding(nn.Module):
+    def forward(self, h, edges, m):
+        return h.index_add_(0, edges[1], m)
+
+
+class ScatteredInside(Layer):
+    def __init__(self):
+        super().__init__()
+        self.inner = Adding()
+
+    def forward(self, x, edges, e):
+        h = self.node(x)
+        m = h[edges[0]]
+        out = total(m * h[edges[1]], edges[1], len(x))
+        self.inner(h, edges, self.edge(e))
+        return total(m.relu(), edges[1], len(x)) + out + h
+
+
+@pytest.mark.parametrize("kind", [WrittenColumn, WrittenParts, WrittenInside, ScatteredInside])
+def test_writes_into_what_is_not_there_yet(kind):
+    torch.manual_seed(0)
+    compare(kind().double(), inputs(torch.device("cpu")))
+
+
+class WrittenIfTold(Layer):
+    told = False
+
+    def forward(self, x, edges, e, argument=False):
+        m = self.node(x)[edges[0]]
+        seen = m.view(-1, 2, WIDTH // 2)
+        if argument or self.told:
+            seen.mul_(2)
+        return total(m * self.edge(e), edges[1], len(x))
+
+
+def test_a_branch_that_no_call_has_taken():
+    torch.manual_seed(0)
+    plain, given = WrittenIfTold().double(), inputs(torch.device("cpu"))
+    layer = gnnaccel.accelerate(copy.deepcopy(plain))
+    for told, argument in ((0, 0), (0, 0), (0, 1), (0, 1), (1, 0), (0, 0)):
+        plain.told = layer.told = bool(told)
+        for each in (True, False):
+            torch.testing.assert_close(layer(*given, bool(argument)), plain(*given, bool(argument)), msg=str(each))
+
+
+class Products(nn.Module):
+    def forward(self, x, edges, e):
+        return total(x[edges[0]] * x[edges[1]], edges[1], len(x))
+
+
+def test_what_the_caller_writes_into_before_the_backward_pass():
+    plain, (x, edges, e) = Products(), inputs(torch.device("cpu"))
+    layer = gnnaccel.accelerate(Products())
+
+    class Net(nn.Module):
+        def __init__(self, layer):
+            super().__init__()
+            self.layer = layer
+
+        def forward(self, x):
+            h = x * 1
+            h += self.layer(h, edges, e)
+            return h
+
+    for _ in range(3):
+        found = [torch.autograd.grad(Net(each)(x).square().sum(), x)[0] for each in (layer, plain)]
+        torch.testing.assert_close(*found, rtol=1e-9, atol=1e-9)
+
+
+def activation(m: Tensor) -> Tensor:
+    return m.relu()
+
+
+class Activated(Layer):
+    def forward(self, x, edges, e):
+        return total(activation(x[edges[0]]), edges[1], len(x)) + x
+
+
+class Square(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x * x
+
+    @staticmethod
+    def backward(ctx, grad):
+        return 2 * grad * ctx.saved_tensors[0]
+
+
+def test_a_global_that_is_replaced_between_calls(monkeypatch):
+    plain, given = Activated().double(), inputs(torch.device("cpu"))
+    layer = compare(plain, given)
+    monkeypatch.setitem(globals(), "activation", Square.apply)
+    for mine, theirs in zip(results(layer, *given), results(plain, *given), strict=True):
+        if theirs is not None:
+            torch.testing.assert_close(mine, theirs)
+
+
+COUNT = 0
+
+
+class Counting(Layer):
+    def forward(self, x, edges, e):
+        global COUNT
+        COUNT += 1
+        return scripted_total(x[edges[0]].relu(), edges[1], len(x)) * COUNT
+
+
+def test_a_global_that_is_written(monkeypatch):
+    layer, given = gnnaccel.accelerate(Counting().double()), inputs(torch.device("cpu"))
+    outs = [layer(*given) for _ in range(4)]
+    monkeypatch.setitem(globals(), "COUNT", 0)
+    torch.testing.assert_close(outs[3], outs[0] * 4)
+
+
+def test_edges_of_any_strides():
+    plain, (x, _, _) = Residual().double(), inputs(torch.device("cpu"))
+    layer = gnnaccel.accelerate(copy.deepcopy(plain))
+    one = torch.arange(NODES)
+    wide = torch.randint(NODES, (4, 2 * EDGES))
+    for edges in (one.expand(2, NODES), one.expand(2, NODES).clone(), wide[1:3], wide[::2, ::2], wide[:2].int()):
+        for _ in range(2):
+            torch.testing.assert_close(layer(x, edges, None), plain(x, edges, None))
+
+
+def test_what_belongs_to_a_class_goes_with_it():
+    def made() -> weakref.ref:
+        class Local(Sum):
+            pass
+
+        layer = gnnaccel.accelerate(Local().double())
+        for _ in range(3):
+            layer(*inputs(torch.device("cpu")))
+        return weakref.ref(Local)
+
+    kind = made()
+    for _ in range(2):
+        gc.collect()
+    assert kind() is None
+
+
+class OwnWeight(Sum):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(WIDTH, WIDTH))
+
+    def forward(self, x, edges, e):
+        return super().forward(x @ self.weight, edges, e)
+
+
+class Rebuilt(Sum):
+    def __reduce__(self):
+        return Rebuilt, ()
+
+
+class Hashed(Sum):
+    def __init__(self):
+        super().__init__()
+        self.key = 3
+
+    def __hash__(self):
+        return hash(self.key)
+
+    def __eq__(self, other):
+        return self.key == other.key
+
+
+@pytest.mark.parametrize("kind", [OwnWeight, Rebuilt, Hashed])
+def test_classes_of_every_kind(kind):
+    given = inputs(torch.device("cpu"))
+    gnnaccel.plain.enable()
+    try:
+        layer = kind().double()
+        if kind is OwnWeight:
+            torch.nn.utils.parametrizations.weight_norm(layer)
+        for _ in range(3):
+            want = layer(*given)
+        assert copy.deepcopy(layer).double()(*given).shape == want.shape
+    finally:
+        gnnaccel.plain.disable()
+
+
 class WithOwnFunction(Layer):
     def forward(self, x, edges, e):
         return total(Opaque.apply(self.node(x)[edges[0]]), edges[1], len(x))
@@ -359,16 +579,20 @@ def test_what_does_not_scatter_keeps_its_class():
 def test_few_messages_are_torchs(monkeypatch):
     monkeypatch.setattr(bounds, "FEW_MESSAGES", {"cpu": 10**9, "cuda": 10**9})
     compare(Sum().double(), inputs(torch.device("cpu")))
-    assert report.snapshot()["torch.Sum"].reasons == {"few messages, which torch's own code makes the quicker": 3}
+    assert report.snapshot()["torch.Sum"].reasons == {"few messages, which torch's own code makes the quicker": 4}
 
 
 def test_modules_are_accelerated_as_they_are_built():
     gnnaccel.plain.enable()
     try:
         model = Stack()
+        assert type(model) is Stack  # as its code sees it
+        nn.Identity()(torch.zeros(1))  # the next call of any module
         assert {type(part) for part in (model, model.first, model.second)}.isdisjoint({Stack, Sum, Nested})
         assert type(model.second.mlp) is Own
-        assert all(type(part) is not Sum for part in pickle.loads(pickle.dumps(model)).modules())
+        loaded = pickle.loads(pickle.dumps(model))
+        nn.Identity()(torch.zeros(1))
+        assert all(type(part) is not Sum for part in loaded.modules())
     finally:
         gnnaccel.plain.disable()
     assert type(Sum()) is Sum and type(model) is Stack and type(model.first) is Sum

@@ -46,6 +46,7 @@ class Walk:
         self._parents = [parent for parent in parents if parent not in (torch.nn.Module, object)]
         self.codes = list(codes)
         self.names: set[str] = set()
+        self.reads: list[tuple[Any, str, Any]] = []  # (namespace, name, value) of what functions found in them
         self._seen: set[int] = set()
         self._aliases: list[tuple[str, int]] = []  # name, arguments it may be given at most
 
@@ -118,12 +119,16 @@ class Walk:
         found = [*closure.items(), *(function.__kwdefaults__ or {}).items()]
         found += [(function.__name__, value) for value in function.__defaults__ or ()]
         named = [(name, function.__globals__.get(name, getattr(builtins, name, None))) for name in read]
+        self.reads += [(function.__globals__, *each) for each in named if each[0] in function.__globals__]
         for name, value in named:
             if isinstance(value, types.ModuleType) and is_of(value.__name__, function.__globals__.get("__name__")):
-                found += [(each, vars(value)[each]) for each in attributes if each in vars(value)]
+                inside = [(each, vars(value)[each]) for each in attributes if each in vars(value)]
+                self.reads += [(vars(value), *each) for each in inside]
+                found += inside
             else:
                 found.append((name, value))
         of_class = [(name, kind) for name in attributes for kind in self._parents if name in vars(kind)]
+        self.reads += [(vars(kind), name, vars(kind)[name]) for name, kind in of_class]
         found += [(in_place.Attribute(name), vars(kind)[name]) for name, kind in of_class]
         return found
 

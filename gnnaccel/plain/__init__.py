@@ -7,6 +7,6 @@ and what it scatters is one walk over the edges.
     rows      gathers and scatters of one call
 """
 
-from gnnaccel.plain.modules import REPLACED, accelerate, code_of, disable, enable, obstacle, rows_now, traced
+from gnnaccel.plain.modules import REPLACED, accelerate, code_of, disable, enable, obstacle, rows_now, traced, wait_for
 
-__all__ = ["REPLACED", "accelerate", "code_of", "disable", "enable", "obstacle", "rows_now", "traced"]
+__all__ = ["REPLACED", "accelerate", "code_of", "disable", "enable", "obstacle", "rows_now", "traced", "wait_for"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import contextlib
 import functools
 import threading
@@ -15,9 +16,11 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule
 from torch.nn import Module
+from torch.utils.weak import WeakIdKeyDictionary
 
 from gnnaccel import report, subclass, touch
 from gnnaccel.bound import Replacements, is_users
+from gnnaccel.bytecode import parts_of, steps_of
 from gnnaccel.graph import modes
 from gnnaccel.lazy.in_place import names_of
 from gnnaccel.lazy.trust import DATA, Walk
@@ -30,13 +33,19 @@ _SCATTERS = frozenset(
 )
 WATCHED = "the first call of a module is watched"
 NOTHING = "nothing is reduced over the edges of a node"
+_BRANCHES = (bool, str, type(None))
+_SETS = ("set global", "delete global")
 _HELD = (Tensor, type(None), bool, int, float, str)  # what forward() may be given, and tuples, lists and dicts of it
 
 
 REPLACED = Replacements({}, scripted=True)
 """What code finds in place of helpers of a framework, that have a form for `rows_now`, and of scripted functions."""
 _patches = touch.Patches()  # of Module
-_codes: weakref.WeakKeyDictionary[Module, Code] = weakref.WeakKeyDictionary()
+_waiting: list[weakref.ref[Module]] = []  # modules that were built since the last call of any
+_codes: WeakIdKeyDictionary = WeakIdKeyDictionary()  # module -> Code
+_scattering: weakref.WeakKeyDictionary[type, tuple[Any, bool]] = (
+    weakref.WeakKeyDictionary()
+)  # with its forward()'s code
 
 
 class _Now(threading.local):
@@ -67,30 +76,54 @@ def accelerate(model: Module) -> None:
 
 def _accelerate(module: Module) -> None:
     plain = subclass.plain_of(module)
-    if not is_users(plain) or subclass.is_extended(module) or "forward" in vars(module):
+    usual = is_users(plain) and type(plain) in (type, abc.ABCMeta) and "forward" not in vars(module)
+    if not usual or subclass.is_extended(module) or isinstance(module, (GraphModule, torch.jit.ScriptModule)):
         return
-    if not isinstance(module, (GraphModule, torch.jit.ScriptModule)) and _scatters(plain, plain.forward):
+    if _scatters(plain):
         subclass.extend(module, _kind(plain), _members, _accelerate)
 
 
-def _then_accelerate(original: Callable) -> Callable:
+def _then_wait(original: Callable) -> Callable:
     @functools.wraps(original)
     def wrapper(self, *args, **kwargs):
         original(self, *args, **kwargs)
-        _accelerate(self)
+        if is_users(type(self)) and _scatters(type(self)):
+            wait_for(self)
 
     return wrapper
+
+
+def wait_for(module: Module) -> None:
+    """Accelerate a module, whose __init__() runs, before the next call of any."""
+    _waiting.append(weakref.ref(module))
+    if getattr(Module.__call__, "_gnnaccel", False):
+        return
+    original = Module.__call__
+
+    @functools.wraps(original)
+    def first(self, *args, **kwargs):
+        if Module.__call__ is first:
+            Module.__call__ = original
+        while _waiting:
+            built = _waiting.pop()()
+            if built is not None and _patches:
+                _accelerate(built)
+        return original(self, *args, **kwargs)
+
+    first._gnnaccel = True  # type: ignore[attr-defined]
+    Module.__call__ = first  # type: ignore[method-assign]
 
 
 def enable() -> None:
     """Accelerate every module that is built or unpickled from now on; does nothing the second time."""
     for name in () if _patches else ("__init__", "__setstate__"):
-        _patches.put(Module, name, _then_accelerate)
+        _patches.put(Module, name, _then_wait)
 
 
 def disable() -> None:
     """Undo `enable` and every `accelerate`."""
     _patches.undo()
+    _waiting.clear()
     for module in subclass.extended():
         if subclass.again_of(module) is _accelerate:
             subclass.restore(module)
@@ -100,13 +133,20 @@ def _kind(plain: Any) -> str:
     return f"torch.{plain.__name__}"
 
 
-@functools.lru_cache(maxsize=1024)
-def _scatters(plain: Any, forward: Any) -> bool:
+def _scatters(plain: Any) -> bool:
     """True if the code of forward(), or of what it finds by a name that it reads, names a scatter, and the class is not
     made of one of a framework's."""
+    code = getattr(plain.forward, "__code__", None)
+    known = _scattering.get(plain)
+    if known is None or known[0] is not code:
+        known = _scattering[plain] = code, code is not None and _names_scatter(plain)
+    return known[1]
+
+
+def _names_scatter(plain: Any) -> bool:
     if not all(is_users(base) or base in (Module, object) for base in plain.__mro__):
         return False
-    waiting: list[Any] = [forward]
+    waiting: list[Any] = [plain.forward]
     seen: set[types.FunctionType] = set()
     while waiting:
         function = waiting.pop()
@@ -118,14 +158,14 @@ def _scatters(plain: Any, forward: Any) -> bool:
         if not _SCATTERS.isdisjoint(read | attributes):
             return True
         waiting.append(getattr(function, "__wrapped__", None))
-        waiting += [function.__globals__.get(name) for name in read] + [
-            getattr(plain, name, None) for name in attributes
-        ]
+        waiting += [function.__globals__.get(name) for name in read]
+        waiting += [getattr(plain, name, None) for name in attributes]
     return False
 
 
 class _Code(Walk):
-    """The code of modules, which may write in place: a call of `Rows` sees what torch does."""
+    """The code of modules. It may write in place, as a call of `Rows` sees what torch does, and call functions of
+    torch.jit, in whose place others run."""
 
     minds_writes = False
 
@@ -133,23 +173,51 @@ class _Code(Walk):
         original = touch.scripted(value)
         return super()._parts(name, value if original is None else original)
 
-
-@functools.lru_cache(maxsize=1024)
-def _found(kinds: tuple, forwards: tuple) -> tuple[str | None, tuple, frozenset[str]]:
-    """Why the code of these classes may not be handed lazy rows, or None; that code, and the attributes it reads."""
-    walk = _Code(*kinds)
-    reason = walk.follow("forward", list(forwards))
-    return reason, tuple(walk.codes), frozenset(walk.names)
+    def _of_function(self, function):
+        sets = any(step.kind in _SETS for part in parts_of(function.__code__) for step in steps_of(part))
+        return f"{function.__name__}() sets a global" if sets else super()._of_function(function)
 
 
-def _refusal(module: Module, methods: Iterable[Any], given: Iterable[Any]) -> str | None:
+class _Trust:
+    """Whether some functions, of some classes, may be handed lazy rows: `reason` says why not."""
+
+    def __init__(self, kinds: list, functions: list):
+        self._of = kinds, functions
+        walk = _Code(*kinds)
+        self.reason = walk.follow("forward", list(functions))
+        self._reads, self._codes, self._names = walk.reads, tuple(walk.codes), frozenset(walk.names)
+
+    def holds(self, kinds: list, functions: list) -> bool:
+        """True if all that was found is what it was."""
+        alike = len(kinds) == len(self._of[0]) and len(functions) == len(self._of[1])
+        if not alike or any(a is not b for a, b in zip(kinds + functions, self._of[0] + self._of[1], strict=True)):
+            return False
+        return all(where.get(name) is value for where, name, value in self._reads)
+
+    def branches(self, states: list[tuple[Any, dict]], given: Iterable[Any]) -> tuple:
+        """What forward() may decide by which way it goes, other than by numbers."""
+        held = [state[name] for _, state in states for name in sorted(self._names.intersection(state))]
+        return tuple([x for x in (*held, *given) if isinstance(x, _BRANCHES)])
+
+    def of_states(self, states: list[tuple[Any, dict]]) -> str | None:
+        """Why what instances of these classes hold may not be."""
+        for kind, state in states:
+            for name in self._names.intersection(state):
+                if type(state[name]) in DATA:
+                    continue
+                if (reason := _Code(kind, codes=self._codes).follow(name, [state[name]])) is not None:
+                    return reason
+        return None
+
+
+def _refusal(module: Module, code: Code, methods: Iterable[Any], given: Iterable[Any]) -> str | None:
     """Why these methods of a module, called with what is given, may not be handed lazy rows; None if they may."""
     if not all(map(_is_held, given)):
         return "it is given what may look into tensors"
     if touch.has_global_backward_hooks():
         return "backward hooks on all modules"
     kind = subclass.plain_of(module)
-    kinds, functions, states = {kind: None}, [*methods], [(kind, vars(module))]
+    kinds, functions, states = [kind], [*methods], [(kind, vars(module))]
     for part in module.modules():
         if part is module:
             continue
@@ -161,19 +229,18 @@ def _refusal(module: Module, methods: Iterable[Any], given: Iterable[Any]) -> st
         if subclass.is_extended(part) and subclass.again_of(part) is not _accelerate:
             return "it holds layers of a framework, which are accelerated by themselves"
         if is_users(kind):
-            kinds[kind] = None
-            functions.append(kind.forward)
             states.append((kind, state))
-    reason, codes, names = _found(tuple(kinds), tuple(functions))
-    if reason is not None:
-        return reason
-    for kind, state in states:
-        for name in names.intersection(state):
-            if type(state[name]) in DATA:
-                continue
-            if (reason := _Code(kind, codes=codes).follow(name, [state[name]])) is not None:
-                return reason
-    return None
+            if kind not in kinds:
+                kinds.append(kind)
+                functions.append(kind.forward)
+    trust = code.trust
+    if trust is None or not trust.holds(kinds, functions):
+        trust = code.trust = _Trust(kinds, functions)
+    code.mode = module.training, *trust.branches(states, given)
+    trust.reason = trust.reason or trust.of_states(
+        states
+    )  # and so for good: to ask again takes longer than a small call
+    return trust.reason
 
 
 def _is_held(value: Any) -> bool:
@@ -205,15 +272,20 @@ def obstacle(module: Module, code: Code, methods: Iterable[Any], given: Iterable
     """Why methods of a module must run as they are; None if nothing stands against lazy rows in them."""
     if code.writes:
         return WRITES
+    if code.idle:
+        return NOTHING
+    if code.trust is not None and code.trust.reason is not None:
+        return code.trust.reason
     if touch.tracing():
         return "torch.jit.trace"
     if modes.proxied() or modes.faking():
         return "a trace, or tensors without values"
     if touch.transforming() or touch.in_forward_mode():
         return "a torch.func transform or forward-mode differentiation"
-    if module.training not in code.watched and modes.recomputing():
+    reason = _refusal(module, code, methods, given)
+    if reason is None and code.mode not in code.watched and modes.recomputing():
         return modes.RECOMPUTING  # what is recomputed has to go the way that it went
-    return _refusal(module, methods, given)
+    return reason
 
 
 def code_of(module: Module) -> Code:
@@ -225,18 +297,22 @@ def code_of(module: Module) -> Code:
 
 
 @contextlib.contextmanager
-def traced(module: Module, code: Code) -> Iterator[Rows]:
-    """A context in which code of a module has lazy rows; the first time it is watched."""
-    rows = Rows(code, module.training not in code.watched)
-    outer, _now.rows = _now.rows, rows
+def traced(module: Module, code: Code, given: Iterable[Any] = ()) -> Iterator[Rows]:
+    """A context in which code of a module has lazy rows; the first time it is watched.
+
+    given : tensors among which are those that whoever calls it may write into before the backward pass.
+    """
+    outer = _now.rows
+    rows, mode = Rows(code, code.mode not in code.watched, outer, given), code.mode
+    _now.rows = rows
     try:
-        with touch.out_of(outer), rows:
+        with touch.out_of(None if outer is None or outer.watching else outer), rows:
             yield rows
     finally:
         _now.rows = outer
     rows.settle()
     if rows.watching and rows.used:
-        code.watched.add(module.training)
+        code.watched.add(mode)
 
 
 def _members(plain: Any) -> dict[str, Any]:
@@ -254,10 +330,11 @@ def _members(plain: Any) -> dict[str, Any]:
             report.fallback(kind, reason)
             return original(self, *args, **kwargs)
         start = time.perf_counter()
-        with traced(self, code) as rows:
+        with traced(self, code, (*args, *kwargs.values())) as rows:
             out = rows.ordinary(bound(self, *args, **kwargs))
-        if rows.reason == FEW and not rows.used:
+        if not rows.used and rows.reason == FEW:
             code.few = max(code.few, _indices((*args, *kwargs.values())))
+        code.idle = rows.watching and not rows.used and rows.reason is None
         if rows.used and not rows.watching:
             report.record(kind, start, rows.gathered, stored=rows.gathered is not None)
         else:

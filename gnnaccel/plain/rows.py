@@ -10,7 +10,8 @@ torch's alone, and watched: where messages go, and what the code writes into.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -32,12 +33,15 @@ from gnnaccel.lower import bounds, choose
 _INDICES = (torch.int64, torch.int32)
 FEW = "few messages, which torch's own code makes the quicker"
 NEW = "few messages of edges that were not seen before"
-WRITES = "it may write into what its messages are made of"
+WRITES = "it writes into what its messages are made of, or into rows of edges"
 _FLOWS = ("target_to_source", "source_to_target")  # by the row of destinations, as PyG has them
 
 
 _USED = "used"  # as the PyG plug-in has it: True if there is a graph of them
 _OTHER = "other end"  # what is kept with a tensor [E]: (Owner of the tensor of the other end, its own row)
+
+
+_NONE = "an index is out of range"
 
 
 class End(NamedTuple):
@@ -52,28 +56,36 @@ class Code:
     """What is known of the code of one module.
 
     destinations : the row of edges [2, E] that holds them. few : with so many indices its messages were few.
-    watched : values of `training` of calls that were. writes : it writes into what it gathers from, or into rows of
-        edges, so that a walk might not find again for its gradient what it has read.
+    watched : modes of calls that were. mode : that of the newest call, what it may branch on. writes : it writes into
+        what it gathers from, into rows, or what they are computed with: a walk would not see it, or not find again for
+        its gradient what it has read. idle : it reduces nothing by edges. trust : what is known of what it reads.
     """
 
     destinations: int = 1
     few: int = 0
     watched: set = field(default_factory=set)
     writes: bool = False
+    mode: tuple = ()
+    idle: bool = False
+    trust: Any = None
 
 
 class Rows(TorchFunctionMode):
     """One call of a module's forward().
 
-    watching : nothing is done, but noted in `code`.
+    watching : nothing is done, but noted in `code`. outer : the call around it.
+    given : what its caller may write into before the backward pass, which has to find what was read.
     used : something was reduced by us, or would be if this were not watching. reason : why something was not.
     """
 
-    def __init__(self, code: Code, watching: bool):
+    def __init__(self, code: Code, watching: bool, outer: Rows | None, given: Iterable[Any]):
         super().__init__()
-        self._code, self.watching = code, watching
-        self._sources: dict[int, Tensor] = {}  # what was gathered from, where watching, by its memory
-        self._counts: set[int] = set()  # of edges, there
+        self._code, self.watching, self._outer = code, watching, outer
+        self._given = {id(x) for x in touch.pytree.tree_flatten(list(given))[0]}
+        self._copies: dict[tuple, Tensor] = {}  # of what was given
+        self._minded: dict[int, list[weakref.ref[Tensor]]] = {}  # where watching: what is not to be written into
+        self._gathers = False  # the function that runs
+        self._made: dict[int, list[weakref.ref[Tensor]]] = {}  # and which of it is made of rows
         self._trips: dict[tuple, Trip | None] = {}
         self._held: list[tuple[Tensor, ...]] = []  # ids are of living things
         self._alone: list[Tensor] = []  # what was gathered by, and is an end of no edges that are known
@@ -92,7 +104,22 @@ class Rows(TorchFunctionMode):
                 return out
         if _writes(func, args, kwargs):
             self._before(args, kwargs)
-        return func(*args, **kwargs)
+        out = func(*args, **kwargs)
+        if self.watching and func not in _SCATTERS and not _makes_new(func):
+            self._follow((args, kwargs), out)
+        self._gathers = False
+        return out
+
+    def _follow(self, given: Any, out: Any) -> None:
+        """Note, of what is computed with rows, that it is made of rows, and what else that takes."""
+        given = [x for x in touch.pytree.tree_flatten(given)[0] if isinstance(x, Tensor)]
+        if self._gathers or any(_is_in(self._made, x) for x in given):
+            for x in given:
+                _note(self._minded, x)
+            for x in touch.pytree.tree_flatten(out)[0]:
+                if isinstance(x, Tensor):
+                    _note(self._made, x)
+                    _note(self._minded, x)
 
     @property
     def gathered(self) -> str | None:
@@ -116,12 +143,21 @@ class Rows(TorchFunctionMode):
         given = [x for x in touch.pytree.tree_flatten(into)[0] if isinstance(x, Tensor)]
         written = {_memory(x) for x in given if not isinstance(x, Lazy)}
         if self.watching:
-            rows = any(x.dim() > 1 and len(x) in self._counts for x in given)
-            self._code.writes |= rows or not written.isdisjoint(self._sources)
+            self._code.writes |= any(_is_in(self._minded, x) for x in given)
         for trip in filter(None, self._trips.values()):
             for lazy in [ref() for ref in trip.made]:
-                if lazy is not None and not written.isdisjoint(map(_memory, _read(lazy))):
+                if lazy is None:
+                    continue
+                if any(x is lazy for x in given) or (lazy._value is not None and _memory(lazy._value) in written):
+                    self._code.writes = True
+                    raise RuntimeError(
+                        "gnnaccel: rows of edges are written into, which no call had done that was watched; the next "
+                        "call of this module is torch's own"
+                    )
+                if not written.isdisjoint(map(_memory, _read(lazy))):
                     lazy.rows("what it is made of is written into")
+        if self._outer is not None:
+            self._outer._before(args, kwargs)
 
     def _to(self, edges: tuple[Tensor, ...]) -> int:
         """The row of destinations."""
@@ -141,9 +177,7 @@ class Rows(TorchFunctionMode):
         if type(x) not in TENSORS or not takes(x) or x.dim() < 2:
             return NotImplemented
         end = end_of(index)
-        if self.watching:
-            self._sources[_memory(x)] = x
-            self._counts.add(len(index))
+        self._gathers = True
         if end is None:
             self._alone.append(index)
             return NotImplemented
@@ -152,6 +186,8 @@ class Rows(TorchFunctionMode):
         trip = self.trip(end.edges, x.shape[0])
         if trip is None or x.device != trip.graph.device:
             return NotImplemented
+        if id(x) in self._given and x.requires_grad and torch.is_grad_enabled():
+            x = self._copies.setdefault((id(x), x._version), x.clone())
         return lift(trip, "v" if end.row == self._to(end.edges) else "u", x)
 
     def _are_few(self, edges: tuple[Tensor, ...], x: Tensor) -> bool:
@@ -221,7 +257,22 @@ class Rows(TorchFunctionMode):
 
 
 def _memory(tensor: Tensor) -> int:
-    return 0 if touch.is_lazy(tensor) else tensor.untyped_storage().data_ptr() or id(tensor)
+    return (
+        id(tensor)
+        if isinstance(tensor, Lazy)
+        else 0
+        if touch.is_lazy(tensor)
+        else tensor.untyped_storage().data_ptr() or id(tensor)
+    )
+
+
+def _note(noted: dict[int, list[weakref.ref[Tensor]]], tensor: Tensor) -> None:
+    noted.setdefault(_memory(tensor), []).append(weakref.ref(tensor))
+
+
+def _is_in(noted: dict[int, list[weakref.ref[Tensor]]], tensor: Tensor) -> bool:
+    """True if a tensor that lives is noted that has the memory of this one."""
+    return any(ref() is not None for ref in noted.get(_memory(tensor), ()))
 
 
 def _read(lazy: Lazy) -> list[Tensor]:
@@ -235,6 +286,12 @@ def _writes(func: Any, args: tuple, kwargs: dict) -> bool:
         return True
     most = most_arguments(func)
     return most is not None and len(args) > most
+
+
+def _makes_new(func: Any) -> bool:
+    """True for a function that takes no more than shape and type of what it is given."""
+    name = getattr(func, "__name__", "")
+    return name.startswith("new_") or name.endswith("_like")
 
 
 def _whole(index: Any, like: Tensor | None) -> Tensor | None:
@@ -267,7 +324,7 @@ def end_of(index: Any, like: Tensor | None = None) -> End | None:
     if type(edges) is not Tensor or edges.dim() != 2 or edges.layout is not torch.strided or edges.is_inference():
         return None
     across = next((d for d in (0, 1) if edges.shape[d] == 2 and edges.shape[1 - d] == count), None)
-    if across is None or count <= 2 or whole.stride(0) != edges.stride(1 - across):
+    if across is None or count <= 2 or whole.stride(0) != edges.stride(1 - across) or not edges.stride(across):
         return None
     row, rest = divmod(int(whole.storage_offset() - edges.storage_offset()), edges.stride(across))
     return End((edges,), row) if rest == 0 and row in (0, 1) else None
@@ -276,17 +333,17 @@ def end_of(index: Any, like: Tensor | None = None) -> End | None:
 def _graph(edges: tuple[Tensor, ...], nodes: int, destinations: int) -> Graph | None:
     """The graph of edges, kept with them as that of an edge_index of PyG; None where an index is out of range."""
     key = ("graph", nodes, nodes, _FLOWS[destinations])
-    graph = derived.get(edges, key)
+    graph = derived.get(edges, key) or derived.get(edges, ("none", *key))
     if graph is None:
         try:
             with modes.outside_inference():
                 ends = torch.stack(edges) if len(edges) == 2 else edges[0] if len(edges[0]) == 2 else edges[0].t()
                 graph = Graph(*build.edges_to_csr(ends, destinations, nodes, nodes, False))
         except ValueError:
-            return None
-        derived.put(edges, key, graph)
+            graph = _NONE
+        derived.put(edges, key if graph is not _NONE else ("none", *key), graph)
         derived.put(edges, _USED, True)
-    return graph
+    return None if graph is _NONE else graph
 
 
 def _getitem(rows: Rows, x: Tensor, key: Any) -> Any:
@@ -381,3 +438,4 @@ _HANDLERS: dict[Any, Callable] = {
     Tensor.scatter_reduce_: _scatter_reduce_in_place,
     Tensor.expand_as: _expand_as,
 }
+_SCATTERS = {f for f, handler in _HANDLERS.items() if handler not in (_getitem, _index_select, _expand_as)}
