@@ -123,7 +123,8 @@ IN_PLACE = (
 KEEPING = ("self.kept = {}", "self.kept = {}.detach()", "self.kept = ({}, {} * 2)", "self.kept = {}[:, :1]")
 AGGREGATIONS = ("sum", "mean", "std", "softmax", "semi", "powermean", ["sum", "mean"], ["semi", "sum", "std"])
 ORDERED = ("max", "min", ["max", "sum"])
-# What is left by design, and its reasons. Code that writes in place, or may, is not handed lazy features.
+# What is left by design, and its reasons. Code that writes in place, or may, is not handed lazy features in its first
+# call; later ones are if it was seen to write into none of them.
 WRITES = r"in place|uses '(getattr|methodcaller|data)'"
 CHECKPOINT = "uses 'checkpoint'"
 # A statistic of a lazy feature takes its rows, and so do these functions, and who keeps one.
@@ -279,7 +280,7 @@ def _expected(source: str, has_written: bool, width: int) -> Left | None:
         if name and is_lifted:
             lifted.add(name[1])
     reasons += [KEPT] if kept else []
-    return Left("|".join(reasons)) if reasons else None
+    return Left("|".join(reasons), some=has_written) if reasons else None
 
 
 class Base(MessagePassing):
