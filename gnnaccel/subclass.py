@@ -90,7 +90,9 @@ def _reduce_ex(self, protocol):
     return (function, tuple(ours._gnnaccel_plain if arg is ours else arg for arg in args), *rest)
 
 
-def _again(self, other):
+def _again(self, other, state):
+    if state is not None:
+        other.__setstate__(state)
     if type(other) is type(self)._gnnaccel_plain:
         type(self)._gnnaccel_again(other)
     return other
@@ -101,7 +103,8 @@ def _copy(self):
         other = type(self).__new__(type(self))
         vars(other).update(vars(self))
         return other
-    return _again(self, copy._reconstruct(self, None, *self.__reduce_ex__(4)))  # type: ignore[attr-defined]
+    function, args, *rest = self.__reduce_ex__(4)
+    return _again(self, function(*args), dict(rest[0]) if rest and rest[0] is not None else None)
 
 
 def _deepcopy(self, memo):
@@ -109,7 +112,9 @@ def _deepcopy(self, memo):
         other = memo[id(self)] = type(self).__new__(type(self))
         vars(other).update(copy.deepcopy(vars(self), memo))
         return other
-    return _again(self, copy._reconstruct(self, memo, *self.__reduce_ex__(4)))  # type: ignore[attr-defined]
+    function, args, *rest = self.__reduce_ex__(4)
+    other = memo[id(self)] = function(*copy.deepcopy(args, memo))
+    return _again(self, other, copy.deepcopy(rest[0], memo) if rest else None)
 
 
 def _make(plain: Any, kind: str, members: dict[str, Any], again: Callable) -> type:
