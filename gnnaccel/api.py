@@ -339,7 +339,8 @@ def accelerate(
     copy_outputs: bool = True,
     update_order: bool | None = None,
 ) -> torch.nn.Module:
-    """Run the message passing of every PyG layer in `model` on gnnaccel, whenever the layers were built.
+    """Run the message passing of every PyG layer in `model`, and of modules that gather and scatter with torch alone,
+    on gnnaccel, whenever they were built.
 
     Parameters
     ----------

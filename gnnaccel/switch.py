@@ -53,6 +53,7 @@ class _State:
         self.flag_before: str | None = None  # the environment's flag, put back by uninstall()
         self.complained = False  # virtual environments run .pth files twice
         self.awaits = False  # a module that is none of torch's
+        self.leave_modules = lambda: None  # undoes what waits for one
         self.observed_pid = 0  # process in which logging and the exit report were set up
 
 
@@ -132,9 +133,12 @@ def _await_modules() -> None:
             except Exception as error:
                 _log().warning("gnnaccel: modules of torch alone run without acceleration: %s", error)
 
-    if not hasattr(original, "__wrapped__"):  # else it stands there already
-        module.__init__ = first
-    _state.awaits = True
+    def leave() -> None:
+        if module.__init__ is first:
+            module.__init__ = original
+
+    module.__init__ = first
+    _state.awaits, _state.leave_modules = True, leave
 
 
 def _after_import(name: str) -> None:
@@ -226,6 +230,7 @@ def uninstall() -> None:
     _state.awaits = False
     if "gnnaccel.plain" in sys.modules:
         sys.modules["gnnaccel.plain"].disable()
+    _state.leave_modules()
     for name in _state.enabled:
         importlib.import_module(BACKENDS[name]).disable()
     if _state.enabled:

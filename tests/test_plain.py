@@ -319,16 +319,6 @@ def test_checkpoints(name, seen):
         torch.testing.assert_close(found, want, rtol=1e-9, atol=1e-9)
 
 
-class Opaque(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x):
-        return x * 2
-
-    @staticmethod
-    def backward(ctx, grad):
-        return grad * 2
-
-
 class WrittenColumn(Layer):
     def forward(self, x, edges, e):
         m = self.node(x)[edges[0]]
@@ -549,7 +539,7 @@ def test_classes_of_every_kind(kind):
 
 class WithOwnFunction(Layer):
     def forward(self, x, edges, e):
-        return total(Opaque.apply(self.node(x)[edges[0]]), edges[1], len(x))
+        return total(Square.apply(self.node(x)[edges[0]]), edges[1], len(x))
 
 
 class WithData(Layer):

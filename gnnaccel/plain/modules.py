@@ -37,15 +37,13 @@ _BRANCHES = (bool, str, type(None))
 _SETS = ("set global", "delete global")
 _HELD = (Tensor, type(None), bool, int, float, str)  # what forward() may be given, and tuples, lists and dicts of it
 
-
 REPLACED = Replacements({}, scripted=True)
 """What code finds in place of helpers of a framework, that have a form for `rows_now`, and of scripted functions."""
 _patches = touch.Patches()  # of Module
 _waiting: list[weakref.ref[Module]] = []  # modules that were built since the last call of any
 _codes: WeakIdKeyDictionary = WeakIdKeyDictionary()  # module -> Code
-_scattering: weakref.WeakKeyDictionary[type, tuple[Any, bool]] = (
-    weakref.WeakKeyDictionary()
-)  # with its forward()'s code
+# class -> code of its forward(), and whether that scatters
+_scattering: weakref.WeakKeyDictionary[type, tuple[Any, bool]] = weakref.WeakKeyDictionary()
 
 
 class _Now(threading.local):
@@ -237,9 +235,8 @@ def _refusal(module: Module, code: Code, methods: Iterable[Any], given: Iterable
     if trust is None or not trust.holds(kinds, functions):
         trust = code.trust = _Trust(kinds, functions)
     code.mode = module.training, *trust.branches(states, given)
-    trust.reason = trust.reason or trust.of_states(
-        states
-    )  # and so for good: to ask again takes longer than a small call
+    # For good: to ask again takes longer than a small call.
+    trust.reason = trust.reason or trust.of_states(states)
     return trust.reason
 
 

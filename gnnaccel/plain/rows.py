@@ -35,12 +35,8 @@ FEW = "few messages, which torch's own code makes the quicker"
 NEW = "few messages of edges that were not seen before"
 WRITES = "it writes into what its messages are made of, or into rows of edges"
 _FLOWS = ("target_to_source", "source_to_target")  # by the row of destinations, as PyG has them
-
-
 _USED = "used"  # as the PyG plug-in has it: True if there is a graph of them
 _OTHER = "other end"  # what is kept with a tensor [E]: (Owner of the tensor of the other end, its own row)
-
-
 _NONE = "an index is out of range"
 
 
@@ -105,7 +101,7 @@ class Rows(TorchFunctionMode):
         if _writes(func, args, kwargs):
             self._before(args, kwargs)
         out = func(*args, **kwargs)
-        if self.watching and func not in _SCATTERS and not _makes_new(func):
+        if self.watching and func not in _REDUCING and not _makes_new(func):
             self._follow((args, kwargs), out)
         self._gathers = False
         return out
@@ -257,13 +253,9 @@ class Rows(TorchFunctionMode):
 
 
 def _memory(tensor: Tensor) -> int:
-    return (
-        id(tensor)
-        if isinstance(tensor, Lazy)
-        else 0
-        if touch.is_lazy(tensor)
-        else tensor.untyped_storage().data_ptr() or id(tensor)
-    )
+    if isinstance(tensor, Lazy) or touch.is_lazy(tensor):  # which has none
+        return id(tensor)
+    return tensor.untyped_storage().data_ptr() or id(tensor)
 
 
 def _note(noted: dict[int, list[weakref.ref[Tensor]]], tensor: Tensor) -> None:
@@ -438,4 +430,4 @@ _HANDLERS: dict[Any, Callable] = {
     Tensor.scatter_reduce_: _scatter_reduce_in_place,
     Tensor.expand_as: _expand_as,
 }
-_SCATTERS = {f for f, handler in _HANDLERS.items() if handler not in (_getitem, _index_select, _expand_as)}
+_REDUCING = {f for f, handler in _HANDLERS.items() if handler not in (_getitem, _index_select, _expand_as)}
