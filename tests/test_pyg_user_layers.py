@@ -253,6 +253,41 @@ class DeepEdgeNetwork(EdgeNetwork):
         return self.second(super().message(x_i, x_j))
 
 
+class NormedNetwork(DeepEdgeNetwork):
+    """A norm of each message, which is a linear map of an edge."""
+
+    def __init__(self, aggr="sum"):
+        super().__init__(aggr)
+        self.norm = torch.nn.LayerNorm(WIDE + 1)
+
+    def message(self, x_i, x_j):
+        return self.norm(super().message(x_i, x_j))
+
+
+class Beside(NormedNetwork):
+    """Wide and narrow messages side by side, both of what was mapped."""
+
+    def message(self, x_i, x_j):
+        m = torch.tanh(super().message(x_i, x_j))
+        return torch.cat([m, (x_i[:, :3] - x_j[:, :3]) * (m * self.norm(m)).sum(-1, keepdim=True)], -1)
+
+
+class Edgewise(MessagePassing):
+    """What is made of edge features: parts, heads, a function, a linear map."""
+
+    def __init__(self, aggr="sum"):
+        super().__init__(aggr)
+        self.lin = torch.nn.Linear(WIDE, 2 * WIDE)
+
+    def forward(self, x, edge_index, e):
+        return self.propagate(edge_index, x=x, e=e)
+
+    def message(self, x_j, e):
+        gate, shift = self.lin(torch.sigmoid(e)).chunk(2, -1)
+        heads = (x_j * gate).view(-1, 2, WIDE // 2) + e.view(-1, 2, WIDE // 2)
+        return heads.flatten(1) + shift * e[:, :1]
+
+
 class SortedNetwork(EdgeNetwork):
     """A message no rule covers: PyG computes it, we reduce it."""
 
@@ -322,6 +357,13 @@ WRITTEN = {
     "deep edge network": (run_layer(DeepEdgeNetwork, width=WIDE), "pyg.DeepEdgeNetwork"),
     "deep edge network mean": (run_layer(lambda: DeepEdgeNetwork("mean"), width=WIDE), "pyg.DeepEdgeNetwork"),
     "deep edge network max": (run_layer(lambda: DeepEdgeNetwork("max"), width=WIDE), "pyg.DeepEdgeNetwork"),
+    **{
+        f"{kind.__name__} {aggr}": (run_layer(lambda kind=kind, aggr=aggr: kind(aggr), width=WIDE), f"pyg.{kind.__name__}")
+        for kind in (NormedNetwork, Beside)
+        for aggr in ("sum", "mean", "max")
+    },
+    "edgewise": (run_layer(Edgewise, lambda: rand(E, WIDE, grad=True), width=WIDE), "pyg.Edgewise"),
+    "edgewise max": (run_layer(lambda: Edgewise("max"), lambda: rand(E, WIDE, grad=True), width=WIDE), "pyg.Edgewise"),
     "sorted edge network": (run_layer(SortedNetwork, width=WIDE), "pyg.SortedNetwork segment"),
 }
 

@@ -29,8 +29,12 @@ from gnnaccel.lazy.expression import (
     gathered,
     has_softmax,
     is_rows,
+    mapped,
+    own,
+    reads_nodes,
     reshaped,
     softmaxed,
+    widest_rows,
     without_autocast,
 )
 from gnnaccel.lower import bounds
@@ -420,13 +424,55 @@ def not_stored(graph: Graph, expression: Expression, costly: bool = False) -> bo
     )
 
 
+def with_maps_stored(graph: Graph, *expressions: Expression) -> tuple:
+    """Expressions with rows for their linear maps of edges, which no walk makes, and for what is mapped."""
+    for expression in expressions:
+        _store_maps(graph, expression)
+    done: dict[int, Any] = {}
+    return tuple(_with_stored(expression, done) for expression in expressions)
+
+
+def _store_maps(graph: Graph, expression) -> None:
+    if not isinstance(expression, Apply) or expression.stored is not None or not _has_map(expression):
+        return
+    for arg in expression.args:
+        _store_maps(graph, arg)
+    if expression.function in LINEAR and expression.function is not mapped:
+        inner, *others = expression.args
+        if inner.stored is None:
+            walks = widest_rows(graph, inner) >= bounds.WAITS_WITH_ROWS[graph.device.type]
+            inner.store((rows_of if walks else gathered)(graph, _with_stored(inner, {})))
+        with without_autocast(graph.device):
+            expression.store(expression.function(inner.stored, *others, **expression.kwargs))
+
+
+def _with_stored(expression, done: dict[int, Any]):
+    if not isinstance(expression, Apply):
+        return expression
+    found = done.get(id(expression))
+    if found is None:
+        if expression.stored is not None:
+            found = own(expression.stored)
+        elif any(isinstance(arg, Apply) for arg in expression.args):
+            args = tuple(_with_stored(arg, done) for arg in expression.args)
+            same = all(a is b for a, b in zip(args, expression.args, strict=True))
+            found = expression if same else replace(expression, args=args, versions=())
+        else:
+            found = expression
+        done[id(expression)] = found
+    return found
+
+
 def rows_of(graph: Graph, expression) -> Tensor:
     """The rows of an expression, by walks that make all but its linear maps at once, if there is more to make than what
     a kernel of its own does."""
     if not isinstance(expression, Apply):
         return gathered(graph, expression) if isinstance(expression, Leaf) else expression
     parts = [arg for arg in expression.args if isinstance(arg, Apply)]
-    if not parts:
+    if not parts or not reads_nodes(expression):
+        return gathered(graph, expression)
+    (expression,) = with_maps_stored(graph, expression)
+    if not reads_nodes(expression):
         return gathered(graph, expression)
     if (product := dot(graph, expression)) is not None:
         return product

@@ -11,7 +11,7 @@ import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -57,6 +57,7 @@ class Apply:
 
     versions : of the tensors among the args, as a Leaf's.
     late : it is narrow, or has a part that is, and that waits where such are stored at once otherwise.
+    stored : its rows, once they had to be made for something that takes rows.
     """
 
     function: Callable
@@ -65,6 +66,7 @@ class Apply:
     features: tuple[int, ...]
     dtype: torch.dtype
     versions: tuple = ()
+    stored: ClassVar[Tensor | None] = None
 
     @functools.cached_property
     def late(self) -> bool:
@@ -72,6 +74,10 @@ class Apply:
             return True
         narrow = math.prod(self.features) <= bounds.STORED_FEATURES and self.function not in _WAITING
         return narrow or self.function is softmaxed
+
+    def store(self, rows: Tensor) -> Tensor:
+        object.__setattr__(self, "stored", rows)
+        return rows
 
     def __post_init__(self):
         if not self.versions:
@@ -112,6 +118,28 @@ def written(expression) -> Tensor | None:
 def reshaped(x: Tensor, features: tuple[int, ...]) -> Tensor:
     """`x` with other feature dimensions; the same function for a node, a block of edges and all edges."""
     return x.reshape(x.shape[0], *features)
+
+
+def own(rows: Tensor) -> Apply:
+    """Rows of edges that are there already, as an expression: what is made of them may wait for a walk."""
+    features = tuple(rows.shape[1:])
+    return Apply(reshaped, (rows, features), {}, features, rows.dtype)
+
+
+def bare(expression):
+    """The tensor that `own` was given; any other expression as it is."""
+    if isinstance(expression, Apply) and expression.function is reshaped:
+        inner = expression.args[0]
+        if isinstance(inner, Tensor) and tuple(inner.shape[1:]) == expression.features:
+            return inner
+    return expression
+
+
+def reads_nodes(expression) -> bool:
+    """True if rows of nodes are a part of an expression."""
+    if isinstance(expression, Apply):
+        return any(map(reads_nodes, expression.args))
+    return isinstance(expression, Leaf)
 
 
 def joined(*parts: Tensor) -> Tensor:
@@ -205,6 +233,8 @@ def gathered(graph: Graph, expression: Expression) -> Tensor:
     """The rows of an expression, [E, ...] in edge-id order, differentiable."""
     if isinstance(expression, Leaf):
         return call(ops.sddmm, graph, expression.value, None, "copy_lhs", expression.side)
+    if isinstance(rows := bare(expression), Tensor):
+        return rows
     op = _SDDMM.get(expression.function)
     if op is not None and not expression.kwargs:
         operands = [(a.value, a.side) if isinstance(a, Leaf) else (a, "e") for a in expression.args]
@@ -237,6 +267,8 @@ def product(graph: Graph, expression: Expression):
     features = expression.features
     while isinstance(expression, Apply) and expression.function is reshaped:
         expression = expression.args[0]
+    if isinstance(expression, Tensor):
+        return None
     factors: list[Any] = []
     if not _factors(expression, factors):
         return None

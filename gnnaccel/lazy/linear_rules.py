@@ -14,9 +14,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from gnnaccel.graph.csr import Graph
-from gnnaccel.lazy.expression import LINEAR, Apply, Leaf, clean, is_rows, joined, mapped, without_autocast
+from gnnaccel.lazy.expression import LINEAR, Apply, Leaf, bare, clean, is_rows, joined, mapped, reads_nodes, without_autocast
 from gnnaccel.lazy.rules import TENSORS, feature_dim, features_of, hoist, is_operand, make, unsqueeze
-from gnnaccel.lazy.tensor import RULES, Lazy, lift
+from gnnaccel.lazy.tensor import RULES, Lazy, lift, waiting
 
 
 def _cat(func, tensors, dim=0):
@@ -29,7 +29,7 @@ def _cat(func, tensors, dim=0):
         if isinstance(t, Lazy):
             if not t.pending or t.trip is not first.trip or t.expression_dims != dims:
                 return NotImplemented
-            parts.append(t.expression)
+            parts.append(bare(t.expression))
         elif is_rows(t, first.trip.graph, "e", dims - 1) and is_operand(t):
             parts.append(t)
         else:
@@ -53,6 +53,8 @@ def _linear(func, x, weight, *bias):
         return NotImplemented
     if isinstance(x.expression, Leaf):
         return lift(x.trip, x.expression.side, hoist(x, func, weight, *bias), clean=True)
+    if not reads_nodes(x.expression):
+        return waiting(x.trip, func(x.rows(), weight, *bias))
     if torch.is_autocast_enabled(x.trip.graph.device.type):  # both operands would be cast
         return _narrow(x, func, weight, *bias)
     width = weight.shape[0] if func is F.linear else weight.shape[-1]

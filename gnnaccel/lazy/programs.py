@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -152,10 +153,19 @@ class Translation:
             return messages.softmax(self._read(inner, dims))
         if function in _CASTS:
             return self._cast(node, self._read(inner, dims))
+        if function is F.layer_norm:
+            return self._layer_norm(self._read(inner, dims), *node.args[1:])
         if function not in _FUNCTIONS:
             raise messages.Unfit(f"{getattr(function, '__name__', function)}()")
         name, options = _FUNCTIONS[function]
         return _LIKE(name, (self._read(inner, dims),), options(node.args[1:], node.kwargs))
+
+    def _layer_norm(self, x, shape: tuple[int, ...], weight: Tensor | None, bias: Tensor | None, eps: float):
+        dims, share = tuple(range(-len(shape), 0)), 1 / math.prod(shape)
+        x = x - messages.sum(x, dims, True) * share
+        x = x * messages.rsqrt(messages.sum(x * x, dims, True) * share + eps)
+        x = x if weight is None else x * self.leaf("c", weight)
+        return x if bias is None else x + self.leaf("c", bias)
 
     def _cast(self, node: Apply, value):
         """`value`, rounded to a narrower dtype or left as it is, as wide numbers are in what computes them."""

@@ -16,11 +16,14 @@ from gnnaccel.lazy.expression import (
     Apply,
     Expression,
     Leaf,
+    bare,
     gathered,
     has_softmax,
+    joined,
     product,
     reshaped,
     softmaxed,
+    widest_rows,
     without_autocast,
 )
 from gnnaccel.lazy.tensor import Lazy, lift
@@ -136,20 +139,34 @@ def _of_several(graph, messages: Lazy, reduce: str) -> Tensor | None:
 
 def _of_expression(graph, expression: Expression, reduce: str) -> Tensor | None:
     """`reduced` of an expression; None where its rows are few enough to be stored."""
-    form = product(graph, expression)
+    if isinstance(expression, Apply) and expression.function is joined:  # sums side by side, of what lies side by side
+        parts = expression.args
+        if not blocks.are_large(graph, expression):
+            parts = blocks.with_maps_stored(graph, *parts)
+        return torch.cat([_of_part(graph, part, reduce) for part in parts], -1)
+    walked = widest_rows(graph, expression) > bounds.MULTIPLIED_FEATURES[graph.device.type]
+    form = None if walked else product(graph, expression)
     if form is not None:
         x, weight, features = form
         return reshaped(call(ops.spmm, graph, x, weight, reduce=reduce), features)
     if isinstance(expression, Apply) and _maps_rows(expression) and reduce in ("sum", "mean"):
-        inner = expression.args[0]
-        out = _of_expression(graph, inner, reduce)
-        if out is None:
-            out = call(ops.spmm, graph, None, gathered(graph, inner), "copy_rhs", reduce)
-        return _mapped_sum(graph, expression, out, reduce)
+        return _mapped_sum(graph, expression, _of_part(graph, expression.args[0], reduce), reduce)
+    if not blocks.are_large(graph, expression):
+        (expression,) = blocks.with_maps_stored(graph, expression)
     found = programs.reduced(graph, expression, reduce)
     out = None if found is None else found[0]
     if out is None and blocks.are_large(graph, expression):
         out = blocks.edge_reduce(graph, expression, reduce)
+    return out
+
+
+def _of_part(graph: Graph, part, reduce: str) -> Tensor:
+    """Rows of any kind, reduced."""
+    part = bare(part)
+    out = None if isinstance(part, Tensor) else _of_expression(graph, part, reduce)
+    if out is None:
+        rows = part if isinstance(part, Tensor) else gathered(graph, part)
+        out = call(ops.spmm, graph, None, rows, "copy_rhs", reduce)
     return out
 
 

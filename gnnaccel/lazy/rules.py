@@ -18,8 +18,8 @@ from torch import Tensor
 from gnnaccel import touch
 from gnnaccel.lazy import blocks
 from gnnaccel.lazy.deferred import METADATA
-from gnnaccel.lazy.expression import Apply, Expression, Leaf, clean, detached, is_rows, joined, reshaped
-from gnnaccel.lazy.tensor import ELEMENTWISE, LATE, RULES, Lazy, Trip, lift
+from gnnaccel.lazy.expression import Apply, Expression, Leaf, bare, clean, detached, is_rows, joined, own, reshaped
+from gnnaccel.lazy.tensor import ELEMENTWISE, LATE, RULES, Lazy, Trip, lift, waiting
 from gnnaccel.lower import bounds
 from gnnaccel.program.shapes import broadcast
 
@@ -66,7 +66,7 @@ def _binary(function):
                 alike = x.trip is lazy.trip and x.axis == lazy.axis and x.expression_dims == lazy.expression_dims
                 if not x.waiting or not alike:
                     return NotImplemented
-                operands.append(x.expression)
+                operands.append(bare(x.expression))
                 continue
             if lazy.axis and isinstance(x, Tensor) and x.dim() <= lazy.expression_dims:  # the edges first, as inside
                 x = x.reshape(*(1,) * (lazy.expression_dims - x.dim()), *x.shape).movedim(lazy.axis, 0)
@@ -208,6 +208,8 @@ def _with_features(x: Lazy, features: tuple[int, ...]):
     if isinstance(x.expression, Leaf):
         leaf = x.expression
         return lift(x.trip, leaf.side, reshaped(leaf.value, features), clean=leaf.clean)
+    if isinstance(rows := bare(x.expression), Tensor):
+        return Lazy(x.trip, own(reshaped(rows, features)))
     return make(x.trip, reshaped, (x.expression, features), features, x.expression.dtype)
 
 
@@ -308,6 +310,17 @@ def _normalize(func, x, p=2.0, dim=1, eps=1e-12, out=None):
     return x / x.norm(p, dim, True).clamp_min(eps)
 
 
+def _layer_norm(func, x, normalized_shape, weight=None, bias=None, eps=1e-5):
+    if not isinstance(x, Lazy) or not x.pending or isinstance(x.expression, Leaf):
+        return NotImplemented
+    if (*normalized_shape,) != x.expression.features or torch.is_autocast_enabled(x.trip.graph.device.type):
+        return NotImplemented
+    if any(w is not None and (not is_operand(w) or w.dtype != x.dtype) for w in (weight, bias)):
+        return NotImplemented
+    args = (x.expression, tuple(normalized_shape), weight, bias, eps)
+    return make(x.trip, func, args, x.expression.features, x.dtype)
+
+
 def _getitem(func, x, key):
     """x_j[:, ...]: a part of the features of all edges."""
     whole = isinstance(key, tuple) and key and isinstance(key[0], slice) and key[0] == slice(None)
@@ -318,6 +331,8 @@ def _getitem(func, x, key):
         return NotImplemented
     if isinstance(x.expression, Leaf):
         return lift(x.trip, x.expression.side, x.expression.value[key], clean=x.expression.clean)
+    if isinstance(rows := bare(x.expression), Tensor):
+        return waiting(x.trip, rows[key])
     plain = all(isinstance(k, (int, slice)) for k in key) and len(key) < x.expression_dims
     if not plain or not isinstance(x.expression, Apply) or x.expression.function is not joined:
         return NotImplemented
@@ -346,33 +361,40 @@ def _parts(func, x, size, dim=0):
     if isinstance(size, int):
         step = size if name == "split" else -(-total // size)
         size = [min(step, total - start) for start in range(0, total, step)]
-    starts = [sum(size[:n]) for n in range(len(size))]
-    parts = [_part_of(leaf, at - 1 - len(leaf.features), *each) for each in zip(starts, size, strict=True)]
-    if sum(size) != total or 0 in size or None in parts:
+    parts = _split(leaf, at - 1 - len(leaf.features), size)
+    if sum(size) != total or 0 in size or parts is None:
         return NotImplemented
     return tuple(make(x.trip, p.function, p.args, p.features, p.dtype, p.kwargs) for p in parts)
 
 
-def _part_of(expression, dim: int, start: int, length: int):
-    """Features start .. start + length - 1 of dimension `dim`, counted from the last; None of what is not number by
-    number."""
+def _split(expression, dim: int, sizes: list[int]) -> list | None:
+    """The features of dimension `dim`, counted from the last, in parts; None of what is not number by number."""
+    rows = bare(expression)
+    if isinstance(rows, Tensor):
+        if rows.dim() < -dim or rows.shape[dim] == 1:
+            return [expression] * len(sizes)
+        parts = list(rows.split(sizes, dim))
+        return parts if rows is expression else list(map(own, parts))
+    if len(expression.features) < -dim or expression.features[dim] == 1:
+        return [expression] * len(sizes)
     if isinstance(expression, Leaf):
-        if len(expression.features) < -dim or expression.features[dim] == 1:
-            return expression
-        return Leaf(expression.side, expression.value.narrow(dim, start, length), expression.clean)
-    if isinstance(expression, Tensor):
-        whole = expression.dim() < -dim or expression.shape[dim] == 1
-        return expression if whole else expression.narrow(dim, start, length)
-    if not isinstance(expression, Apply) or len(expression.features) < -dim or expression.features[dim] == 1:
-        return expression
+        values = expression.value.split(sizes, dim)
+        return [Leaf(expression.side, value, expression.clean) for value in values]
     if expression.function not in ELEMENTWISE:
         return None
-    args = [_part_of(a, dim, start, length) for a in expression.args]
-    if any(part is None and arg is not None for part, arg in zip(args, expression.args, strict=True)):
+    args = [_split(a, dim, sizes) if _has_features(a) else [a] * len(sizes) for a in expression.args]
+    if any(part is None for part in args):
         return None
-    features = list(expression.features)
-    features[dim] = length
-    return replace(expression, args=tuple(args), features=tuple(features), versions=())
+    found = []
+    for part, size in zip(zip(*args, strict=True), sizes, strict=True):
+        features = list(expression.features)
+        features[dim] = size
+        found.append(replace(expression, args=part, features=tuple(features), versions=()))
+    return found
+
+
+def _has_features(arg) -> bool:
+    return isinstance(arg, (Leaf, Apply, Tensor))
 
 
 def _new(func, x, *args, **kwargs):
@@ -422,6 +444,7 @@ def _rules() -> dict:
     put(_norm, "norm")
     put(_linalg_norm, "norm", "vector_norm", holders=(torch.linalg,))
     put(_normalize, "normalize", holders=(F,))
+    put(_layer_norm, "layer_norm", holders=(F,))
     put(_over_features, "softmax", "log_softmax", holders=(F,))
     put(_getitem, "__getitem__", holders=(Tensor,))
     put(_parts, "split", "chunk", "tensor_split")
@@ -445,7 +468,7 @@ RULES.update(_rules())
 _OF_WAITING = frozenset(
     [
         *(_unary, _cast, _subtracted, _divided_by, _dropout, _detach, _same, _reshape, unsqueeze, _squeeze, _flatten),
-        *(_over_features, _norm, _linalg_norm, _normalize, _parts),
+        *(_over_features, _norm, _linalg_norm, _normalize, _layer_norm, _parts),
     ]
 )
 LATE.update(f for f, rule in RULES.items() if rule in _OF_WAITING or rule.__name__ == "_elementwise")

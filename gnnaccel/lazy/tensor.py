@@ -28,7 +28,18 @@ from gnnaccel import touch
 from gnnaccel.graph.csr import Graph
 from gnnaccel.lazy.blocks import narrowed, rows_of
 from gnnaccel.lazy.deferred import Deferred
-from gnnaccel.lazy.expression import Apply, Expression, Leaf, detached, gathered, tensors_of, widest_rows, written
+from gnnaccel.lazy.expression import (
+    Apply,
+    Expression,
+    Leaf,
+    detached,
+    gathered,
+    own,
+    reads_nodes,
+    tensors_of,
+    widest_rows,
+    written,
+)
 from gnnaccel.lower import bounds
 from gnnaccel.ops import messages
 
@@ -61,13 +72,14 @@ class Trip:
 
     def rows(self, lazy: Lazy, reason: str | None, always: bool) -> Tensor:
         """The rows of a feature that was lifted here. `reason` is noted if they are wide (or `always`)."""
-        if self.gathered is None and (always or math.prod(lazy.expression.features) > bounds.STORED_FEATURES):
-            self.gathered = reason
-        made = gathered
-        expression = lazy.expression
-        if self.holds(expression):
-            made, expression = rows_of, narrowed(self.graph, expression)
-        return made(self.graph, expression).movedim(0, lazy.axis)
+        expression, made = lazy.expression, gathered
+        if reads_nodes(expression):
+            if self.gathered is None and (always or math.prod(expression.features) > bounds.STORED_FEATURES):
+                self.gathered = reason
+            if self.holds(expression):
+                made, expression = rows_of, narrowed(self.graph, expression)
+        found = made(self.graph, expression)
+        return found.movedim(0, lazy.axis) if lazy.axis else found
 
     def settle(self) -> None:
         """Make ordinary tensors of features that somebody keeps beyond the call, in which their nodes may change."""
@@ -231,3 +243,9 @@ Lazy.__name__ = Lazy.__qualname__ = "Tensor"  # errors name the operands' types
 def lift(trip: Trip, side: str, value: Tensor, axis: int = 0, clean: bool = False) -> Lazy:
     """The rows of `value` [N, ...] at the sources ("u") or destinations ("v"), put into dimension `axis`."""
     return Lazy(trip, Leaf(side, value, clean), axis)
+
+
+def waiting(trip: Trip, rows: Tensor) -> Tensor:
+    """Rows of edges that are there, lazy if what is made of them may wait for a walk."""
+    wide = rows.dim() > 1 and math.prod(rows.shape[1:]) > bounds.STORED_FEATURES
+    return Lazy(trip, own(rows)) if wide and trip.waits and messages.computes(rows.dtype, rows.device) else rows

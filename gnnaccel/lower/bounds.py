@@ -115,6 +115,13 @@ LONGEST_SCATTERED = bound(
 STORED_FEATURES = bound(
     16, "features", "any", REASONED, "up to this features of edges are stored: attention heads, coordinates"
 )
+MULTIPLIED_FEATURES = bound(
+    {"cpu": 1 << 30, "cuda": 16},
+    "features",
+    "H200",
+    MEASURED,
+    "a product of sources with rows of edges of more features is a generated walk, not an SpMM: 0.15 for 0.32 ms",
+)
 WAITS_WITH_ROWS = bound(
     {"cpu": 17, "cuda": 0},
     "features",

@@ -13,7 +13,7 @@ from gnnaccel import ops
 from gnnaccel.graph.csr import Graph
 from gnnaccel.lazy.expression import SIDES
 from gnnaccel.lazy.reduce import reduced, softmax_sum, takes
-from gnnaccel.lazy.tensor import Lazy, Trip, lift, waits
+from gnnaccel.lazy.tensor import Lazy, Trip, lift, waiting, waits
 from gnnaccel.pyg_backend.graph import Edges, Unsupported, columns_of
 from gnnaccel.pyg_backend.touch import EdgeIndex, Index
 
@@ -169,6 +169,18 @@ class Call:
             return None
         self.used |= out is not None
         return out
+
+    def rows_of_edges(self, given: dict) -> dict:
+        """Those of the arguments that have a row for each edge, lazy: what is made of them waits for the walk."""
+        trip = self._trip
+        if trip is None or not trip.waits:
+            return {}
+        found = {}
+        for name, value in given.items():
+            if type(value) in (Tensor, torch.nn.Parameter) and value.shape[:1] == (trip.graph.nnz,):
+                if self.edges.node_dim in (0, -value.dim()) and (rows := waiting(trip, value)) is not value:
+                    found[name] = rows
+        return found
 
     def lift(self, src: Tensor, index: Tensor) -> Lazy | None:
         """`src` at one end of the edges, without gathering it; None if PyG must do that (and word its errors)."""

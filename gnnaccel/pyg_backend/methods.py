@@ -142,8 +142,10 @@ def _make_collect(plain: Any, name: str) -> Callable:
     def collect(self, *args, **kwargs):
         out = getattr(plain, name)(self, *args, **kwargs)
         if current.call is not None and not is_compiling():
-            found = out.get("index") if isinstance(out, dict) else getattr(out, "index", None)
-            current.call.destinations = found
+            given = out if isinstance(out, dict) else out._asdict() if hasattr(out, "_asdict") else {}
+            current.call.destinations = given.get("index")
+            rows = current.call.rows_of_edges(given)
+            out = {**out, **rows} if isinstance(out, dict) else out._replace(**rows) if rows else out
         return out
 
     return collect

@@ -73,6 +73,10 @@ OTHERS = (
     "checkpoint(torch.sin, {}, use_reentrant=False)",
     "torch.where({} > 0, {}, -0.1 * {})",
     "self.mlp(torch.cat([{}, {}], dim=-1))",
+    "F.layer_norm({}, (D,), self.param)",
+    "self.norm(self.lin({}))",
+    "torch.cat([torch.tanh(part) for part in {}.chunk(2, -1)], -1)",
+    "torch.cat([{}[:, :1], {} * 2], -1)[:, 1:]",
     "utils.softmax({}, index, num_nodes=size_i) * {}",
 )
 BINARY = ("{} + {}", "{} - {}", "{} * {}", "{} / (2 + {}.abs())", "torch.add({}, {})", "torch.sub({}, {}, alpha=2)")
@@ -291,6 +295,7 @@ class Base(MessagePassing):
         self.lin = torch.nn.Linear(width, width)
         self.mlp = nn.MLP([2 * width, 4, width], norm=None)
         self.param = torch.nn.Parameter(torch.rand(width) + 0.5)
+        self.norm = torch.nn.LayerNorm(width)
         self.act = F.relu
         self.scale, self.dropout, self.total, self.kept = 1.25, 0.5, torch.zeros(()), None
 
