@@ -8,8 +8,10 @@ kept; with any other it fails.
 
 from __future__ import annotations
 
+import functools
 import threading
-from collections.abc import Callable, Iterable, Mapping
+import weakref
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -17,6 +19,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from gnnaccel import touch
+from gnnaccel.graph.csr import Graph
 
 
 class Slot(NamedTuple):
@@ -38,39 +41,77 @@ class Call(NamedTuple):
 
 
 class Recorded(NamedTuple):
-    """calls : in order. result : what they end in, with slots. graded : slots of tensors that need a gradient."""
+    """calls : in order. result : what they end in, with slots. size : how many slots there are. graded : slots of
+    tensors that need a gradient. given : how many slots are of what was given. graphs : (slot, graph) of each."""
 
     calls: tuple[Call, ...]
     result: Any
     size: int
     graded: frozenset[int]
+    given: int
+    graphs: tuple[tuple[int, weakref.ref[Graph]], ...]
 
-    def again(self, given: Iterable[Any]) -> Any:
-        """The result of the calls on other things than were given before."""
-        slots = list(given)
-        slots += [None] * (self.size - len(slots))
-        for function, args, kwargs, results, is_tensor, _ in self.calls:
-            out = function(*_filled(args, slots), **(_filled(kwargs, slots) if kwargs else kwargs))
-            if is_tensor:
-                slots[results[0]] = out
-            else:
-                found = touch.pytree.tree_flatten(out)[0]
-                for place, value in zip(results, (x for x in found if isinstance(x, Tensor)), strict=True):
-                    slots[place] = value
-        return _filled(self.result, slots)
+    def is_alive(self) -> bool:
+        """True if all of its graphs are there."""
+        return all(graph() is not None for _, graph in self.graphs)
+
+    def function(self) -> Callable[[Sequence[Any]], Any]:
+        """The calls on other things than were given before, as one function of these."""
+        names = _Names()
+        lines = [f"    {_slot(n)} = {names.of(graph)}()" for n, graph in self.graphs]
+        if self.given:
+            lines.append(f"    {', '.join(map(_slot, range(self.given)))}, = given")
+        last = {
+            n: at for at, each in enumerate(self.calls) for n in (*slots_in((each.args, each.kwargs)), *each.results)
+        }
+        kept = set(slots_in(self.result))
+        for at, each in enumerate(self.calls):
+            given = [names.text(x) for x in each.args] + [f"{key}={names.text(x)}" for key, x in each.kwargs.items()]
+            out = f"{names.of(each.function)}({', '.join(given)})"
+            results = ", ".join(map(_slot, each.results))
+            lines.append(
+                f"    {results} = {out}" if each.is_tensor else f"    {results}, = {names.of(_tensors)}({out})"
+            )
+            over = sorted(n for n, end in last.items() if end == at and n not in kept)
+            if over:
+                lines.append(f"    del {', '.join(map(_slot, over))}")
+        source = "\n".join(["def again(given):", *lines, f"    return {names.text(self.result)}"])
+        exec(compile(source, "<recorded calls>", "exec"), names.space)
+        return names.space.pop("again")  # or it would hold itself
 
 
-def _filled(value: Any, slots: list) -> Any:
-    kind = type(value)
-    if kind is Slot:
-        return slots[value.number]
-    if kind is tuple:
-        return tuple([_filled(x, slots) for x in value])
-    if kind is list:
-        return [_filled(x, slots) for x in value]
-    if kind is dict:
-        return {key: _filled(x, slots) for key, x in value.items()}
-    return value
+def _slot(number: int) -> str:
+    return f"s{number}"
+
+
+class _Names:
+    """Names of what is no slot, in the source of a function."""
+
+    def __init__(self) -> None:
+        self.space: dict[str, Any] = {}
+
+    def of(self, value: Any) -> str:
+        name = f"c{len(self.space)}"
+        self.space[name] = value
+        return name
+
+    def text(self, value: Any) -> str:
+        kind = type(value)
+        if kind is Slot:
+            return _slot(value.number)
+        if not slots_in(value):
+            return self.of(value)
+        if kind is dict:
+            return "{" + ", ".join(f"{self.of(key)}: {self.text(x)}" for key, x in value.items()) + "}"
+        inside = "".join(f"{self.text(x)}, " for x in value)
+        return f"[{inside}]" if kind is list else f"({inside})"
+
+
+def _tensors(out: Any) -> Sequence[Tensor]:
+    """The tensors of a result."""
+    if type(out) in (tuple, list) and all(isinstance(x, Tensor) for x in out):
+        return out
+    return [x for x in touch.pytree.tree_flatten(out)[0] if isinstance(x, Tensor)]
 
 
 class _Now(threading.local):
@@ -79,27 +120,42 @@ class _Now(threading.local):
 
 _now = _Now()
 _COUNTING = frozenset(("batch_norm", "instance_norm"))  # they write statistics, which torch does not count as writes
+_MAKING = frozenset(
+    f"{new}{kind}{like}" for kind in ("zeros", "ones", "full") for new in ("", "new_") for like in ("", "_like")
+)
 _EMPTY = frozenset(("empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided"))
 
 
 def call(function: Callable, *args: Any, **kwargs: Any) -> Any:
     """function(*args, **kwargs), an op of ours that is one call of a recording."""
     recorder = _now.recorder
-    if recorder is None or recorder.paused:
-        return function(*args, **kwargs)
-    recorder.paused = True
-    try:
-        out = function(*args, **kwargs)
-    finally:
-        recorder.paused = False
-    recorder.note(function, args, kwargs, out)
+    out = unseen(function)(*args, **kwargs)
+    if recorder is not None and not recorder.paused:
+        recorder.note(function, args, kwargs, out)
     return out
+
+
+def unseen(function: Callable) -> Callable:
+    """A function of ours whose calls of torch are no calls of a recording."""
+
+    @functools.wraps(function)
+    def wrapper(*args, **kwargs):
+        recorder = _now.recorder
+        if recorder is None or recorder.paused:
+            return function(*args, **kwargs)
+        recorder.paused = True
+        try:
+            return function(*args, **kwargs)
+        finally:
+            recorder.paused = False
+
+    return wrapper
 
 
 class Recorder(TorchFunctionMode):
     """A context that records.
 
-    given : what stands for itself in slots: tensors, and what ops take beside them.
+    given : tensors that stand for themselves in slots. Graphs do, wherever they come from.
     constants : tensors that stay the same.
     deferred : a class of tensors that stand for calls (`gnnaccel.lazy`): those are made, and recorded, when it says.
     failed : why this cannot be done again, or None.
@@ -113,6 +169,9 @@ class Recorder(TorchFunctionMode):
         self._constants = {id(x): x for x in constants}
         self._held: list = []  # ids are of living things
         self._count = len(self.given)
+        self._graphs: list[tuple[int, weakref.ref[Graph]]] = []
+        self._fresh: set[int] = set()  # slots of what was made of no other's values, which may be written into
+        self._writes = False  # and was
         self._calls: list[Call] = []
         self._modes, self._random = _modes(), _random()
         self._graded = {n for n, x in enumerate(self.given) if isinstance(x, Tensor) and x.requires_grad}
@@ -157,7 +216,9 @@ class Recorder(TorchFunctionMode):
         elif name in _EMPTY:
             return  # who writes into it may not be seen
         elif (name.endswith("_") and not name.startswith("__")) or name in ("__setitem__", "__iadd__", "__imul__"):
-            self.failed = self.failed or f"{name}() writes in place"
+            self._writes = True
+            if self._slots.get(id(args[0])) not in self._fresh:
+                self.failed = self.failed or f"{name}() writes in place"
         elif kwargs.get("out") is not None:
             self.failed = self.failed or f"{name}() writes into a tensor"
         elif self._modes != _modes():
@@ -172,6 +233,8 @@ class Recorder(TorchFunctionMode):
         if filled is None:
             if draws:
                 self.failed = f"{name}() draws random numbers"
+            elif not self._fresh.isdisjoint(self._slots.get(id(x), -1) for x in results):
+                self.failed = f"{name}() writes a tensor of unknown origin"
             return  # what is made of something unknown is unknown
         places = []
         for x in results:
@@ -181,6 +244,8 @@ class Recorder(TorchFunctionMode):
                 known = self._slots[id(x)] = self._count
                 self._count += 1
             places.append(known)
+            if name in _MAKING:
+                self._fresh.add(known)
             if x.requires_grad:
                 self._graded.add(known)
         self._calls.append(Call(function, filled[0], filled[1], tuple(places), isinstance(out, Tensor), draws))
@@ -197,6 +262,8 @@ class Recorder(TorchFunctionMode):
             place = self._slots.get(id(x))
             if place is not None:
                 return Slot(place)
+            if isinstance(x, Graph):
+                return Slot(self._graph(x))
             if isinstance(x, Tensor):
                 if id(x) not in self._constants:
                     unknown.append(x)
@@ -207,6 +274,13 @@ class Recorder(TorchFunctionMode):
         found = read(value)
         return None if unknown else found
 
+    def _graph(self, graph: Graph) -> int:
+        self._held.append(graph)
+        self._graphs.append((self._count, weakref.ref(graph)))
+        self._slots[id(graph)] = self._count
+        self._count += 1
+        return self._count - 1
+
     def finished(self, result: Any) -> Recorded | str:
         """The calls that `result` needs, or why it cannot be made again."""
         if self.failed is not None:
@@ -215,14 +289,18 @@ class Recorder(TorchFunctionMode):
         if ends is None:
             return "a tensor of unknown origin"
         # Of several results none is to be another one, or a view of it: somebody may write into them.
-        calls, ends = _once(self._calls, ends) if len(slots_in(ends)) == 1 else (self._calls, ends)
+        alone = len(slots_in(ends)) == 1 and not self._writes
+        calls, ends = _once(self._calls, ends) if alone else (self._calls, ends)
         needed = set(slots_in(ends))
         made, calls = calls, []
         for each in reversed(made):
-            if each.draws or needed.intersection(each.results):
+            writes = self._writes and not self._fresh.isdisjoint(each.results)
+            if each.draws or writes or needed.intersection(each.results):
                 calls.append(each)
                 needed.update(slots_in((each.args, each.kwargs)))
-        return Recorded(tuple(reversed(calls)), ends, self._count, frozenset(self._graded))
+        used = needed.union(slots_in(ends))
+        graphs = tuple((slot, graph) for slot, graph in self._graphs if slot in used)
+        return Recorded(tuple(reversed(calls)), ends, self._count, frozenset(self._graded), len(self.given), graphs)
 
 
 def _overridden() -> bool:
@@ -254,7 +332,7 @@ def _once(calls: list[Call], ends: Any) -> tuple[list[Call], Any]:
     known: dict[Any, Call] = {}
     found = []
     for each in calls:
-        each = each._replace(args=_filled(each.args, slots), kwargs=_filled(each.kwargs, slots))  # type: ignore
+        each = each._replace(args=_filled(each.args, slots), kwargs=_filled(each.kwargs, slots))
         key = (each.function, _frozen(each.args), _frozen(each.kwargs))
         before = None if each.draws else known.get(key)
         if before is None:
@@ -262,7 +340,20 @@ def _once(calls: list[Call], ends: Any) -> tuple[list[Call], Any]:
             found.append(each)
         else:
             slots.update(zip(each.results, map(Slot, before.results), strict=True))
-    return found, _filled(ends, slots)  # type: ignore[arg-type]
+    return found, _filled(ends, slots)
+
+
+def _filled(value: Any, slots: Mapping[int, Any]) -> Any:
+    kind = type(value)
+    if kind is Slot:
+        return slots[value.number]
+    if kind is tuple:
+        return tuple([_filled(x, slots) for x in value])
+    if kind is list:
+        return [_filled(x, slots) for x in value]
+    if kind is dict:
+        return {key: _filled(x, slots) for key, x in value.items()}
+    return value
 
 
 class _Same(dict):

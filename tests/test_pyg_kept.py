@@ -14,9 +14,8 @@ pyg = pytest.importorskip("torch_geometric")
 from torch_geometric.nn.conv import MessagePassing
 from torch_geometric.utils import scatter, softmax
 
-from gnnaccel import pyg_backend
+from gnnaccel import kept, pyg_backend
 from gnnaccel.lower import bounds
-from gnnaccel.pyg_backend import kept
 
 N, E, WIDTH = 30, 200, 24
 FACTOR = 2.0

@@ -358,7 +358,10 @@ WRITTEN = {
     "deep edge network mean": (run_layer(lambda: DeepEdgeNetwork("mean"), width=WIDE), "pyg.DeepEdgeNetwork"),
     "deep edge network max": (run_layer(lambda: DeepEdgeNetwork("max"), width=WIDE), "pyg.DeepEdgeNetwork"),
     **{
-        f"{kind.__name__} {aggr}": (run_layer(lambda kind=kind, aggr=aggr: kind(aggr), width=WIDE), f"pyg.{kind.__name__}")
+        f"{kind.__name__} {aggr}": (
+            run_layer(lambda kind=kind, aggr=aggr: kind(aggr), width=WIDE),
+            f"pyg.{kind.__name__}",
+        )
         for kind in (NormedNetwork, Beside)
         for aggr in ("sum", "mean", "max")
     },

@@ -14,7 +14,18 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from gnnaccel.graph.csr import Graph
-from gnnaccel.lazy.expression import LINEAR, Apply, Leaf, bare, clean, is_rows, joined, mapped, reads_nodes, without_autocast
+from gnnaccel.lazy.expression import (
+    LINEAR,
+    Apply,
+    Leaf,
+    bare,
+    clean,
+    is_rows,
+    joined,
+    mapped,
+    reads_nodes,
+    without_autocast,
+)
 from gnnaccel.lazy.rules import TENSORS, feature_dim, features_of, hoist, is_operand, make, unsqueeze
 from gnnaccel.lazy.tensor import RULES, Lazy, lift, waiting
 

@@ -18,7 +18,19 @@ from torch import Tensor
 from gnnaccel import touch
 from gnnaccel.lazy import blocks
 from gnnaccel.lazy.deferred import METADATA
-from gnnaccel.lazy.expression import Apply, Expression, Leaf, bare, clean, detached, is_rows, joined, own, reshaped
+from gnnaccel.lazy.expression import (
+    Apply,
+    Expression,
+    Leaf,
+    bare,
+    clean,
+    detached,
+    is_rows,
+    joined,
+    own,
+    reshaped,
+    tensors_of,
+)
 from gnnaccel.lazy.tensor import ELEMENTWISE, LATE, RULES, Lazy, Trip, lift, waiting
 from gnnaccel.lower import bounds
 from gnnaccel.program.shapes import broadcast
@@ -401,8 +413,9 @@ def _new(func, x, *args, **kwargs):
     """new_zeros and the like take nothing but the type and place."""
     if not isinstance(x, Lazy) or any(isinstance(a, Lazy) for a in args):
         return NotImplemented
-    like = torch.empty(0, dtype=x.expression.dtype, device=x.trip.graph.device)
-    return func(like, *args, **kwargs)
+    dtype = x.expression.dtype
+    like = next((t for t in tensors_of(x.expression) if t.dtype == dtype), None)
+    return func(torch.empty(0, dtype=dtype, device=x.trip.graph.device) if like is None else like, *args, **kwargs)
 
 
 def _rules() -> dict:

@@ -22,11 +22,13 @@ from gnnaccel import report, subclass, touch
 from gnnaccel.bound import Replacements, is_users
 from gnnaccel.bytecode import parts_of, steps_of
 from gnnaccel.graph import modes
+from gnnaccel.kept import Attempt, Reads, State, form_of, modes_now, reads_of, same_twice, state_of
 from gnnaccel.lazy.in_place import names_of
 from gnnaccel.lazy.trust import DATA, Walk
 from gnnaccel.lower import choose
 from gnnaccel.modules import is_watched
 from gnnaccel.plain.rows import FEW, WRITES, Code, Rows
+from gnnaccel.recording import is_possible
 
 _SCATTERS = frozenset(
     f"{name}{end}" for name in ("index_add", "scatter_add", "scatter_reduce", "scatter") for end in ("", "_")
@@ -212,8 +214,6 @@ def _refusal(module: Module, code: Code, methods: Iterable[Any], given: Iterable
     """Why these methods of a module, called with what is given, may not be handed lazy rows; None if they may."""
     if not all(map(_is_held, given)):
         return "it is given what may look into tensors"
-    if touch.has_global_backward_hooks():
-        return "backward hooks on all modules"
     kind = subclass.plain_of(module)
     kinds, functions, states = [kind], [*methods], [(kind, vars(module))]
     for part in module.modules():
@@ -265,6 +265,17 @@ def _indices(given: Iterable[Any]) -> int:
     return most
 
 
+def _mode() -> str | None:
+    """Why no lazy rows may be made now, whatever the code."""
+    if touch.tracing():
+        return "torch.jit.trace"
+    if modes.proxied() or modes.faking():
+        return "a trace, or tensors without values"
+    if touch.transforming() or touch.in_forward_mode():
+        return "a torch.func transform or forward-mode differentiation"
+    return "backward hooks on all modules" if touch.has_global_backward_hooks() else None
+
+
 def obstacle(module: Module, code: Code, methods: Iterable[Any], given: Iterable[Any]) -> str | None:
     """Why methods of a module must run as they are; None if nothing stands against lazy rows in them."""
     if code.writes:
@@ -273,12 +284,9 @@ def obstacle(module: Module, code: Code, methods: Iterable[Any], given: Iterable
         return NOTHING
     if code.trust is not None and code.trust.reason is not None:
         return code.trust.reason
-    if touch.tracing():
-        return "torch.jit.trace"
-    if modes.proxied() or modes.faking():
-        return "a trace, or tensors without values"
-    if touch.transforming() or touch.in_forward_mode():
-        return "a torch.func transform or forward-mode differentiation"
+    reason = _mode()
+    if reason is not None:
+        return reason
     reason = _refusal(module, code, methods, given)
     if reason is None and code.mode not in code.watched and modes.recomputing():
         return modes.RECOMPUTING  # what is recomputed has to go the way that it went
@@ -312,6 +320,30 @@ def traced(module: Module, code: Code, given: Iterable[Any] = ()) -> Iterator[Ro
         code.watched.add(mode)
 
 
+def _attempt(module: Module, plain: Any, args: tuple, kwargs: dict) -> Attempt | None:
+    """One call of a module's forward(), which can be made again without its code; None of one that cannot be compared
+    with others."""
+    if report.timing or not is_possible() or modes.recomputing():  # what is recomputed has to go the way that it went
+        return None
+    given = [x for value in (*args, *kwargs.values()) for x in (value if type(value) is tuple else (value,))]
+    form = form_of(given)
+    if form is None:
+        return None
+    tensors = [x for x in given if isinstance(x, Tensor)]
+    kind = next((x.device.type for x in tensors), "cpu")
+    edges = [(id(x), x._version) for x in tensors if not x.is_floating_point() and not x.is_inference()]
+    key = (*modes_now(kind), module.training, len(args), *kwargs, *edges, *form, *same_twice(tensors))
+
+    def read() -> tuple[Reads, State] | None:
+        kinds = {plain, *(kind for part in module.modules() if is_users(kind := subclass.plain_of(part)))}
+        own = {base for kind in kinds for base in kind.__mro__[: kind.__mro__.index(Module)]}
+        reads = reads_of(tuple(kind.forward for kind in kinds), tuple(own))
+        state = reads and state_of(module, plain, Module, reads, {}, frozenset(("forward",)))
+        return None if reads is None or state is None else (reads, state)
+
+    return Attempt(module, key, (plain.forward,), read, tensors)
+
+
 def _members(plain: Any) -> dict[str, Any]:
     kind, original = _kind(plain), plain.forward
     bound = REPLACED.bind(original) if REPLACED.are_named(original) else original
@@ -322,13 +354,22 @@ def _members(plain: Any) -> dict[str, Any]:
             return plain.forward(self, *args, **kwargs)
         code = code_of(self)
         few = 0 < _indices((*args, *kwargs.values())) <= code.few and choose.may_be_few()
+        start, attempt = time.perf_counter(), None
+        if not few and code.watched and not code.writes and _mode() is None:
+            attempt = _attempt(self, plain, args, kwargs)
+            if attempt is not None and (kept := attempt.kept) is not None:
+                out = kept.again(attempt.given)
+                report.record(kind, start, kept.gathered, stored=kept.gathered is not None)
+                return out
         reason = FEW if few else obstacle(self, code, (original,), (*args, *kwargs.values()))
         if reason is not None:
             report.fallback(kind, reason)
             return original(self, *args, **kwargs)
-        start = time.perf_counter()
-        with traced(self, code, (*args, *kwargs.values())) as rows:
+        recorder = None if attempt is None else attempt.recorder
+        with recorder or contextlib.nullcontext(), traced(self, code, (*args, *kwargs.values())) as rows:
             out = rows.ordinary(bound(self, *args, **kwargs))
+        if recorder is not None and attempt is not None and rows.used and not rows.watching:
+            attempt.keep(out, rows.gathered)
         if not rows.used and rows.reason == FEW:
             code.few = max(code.few, _indices((*args, *kwargs.values())))
         code.idle = rows.watching and not rows.used and rows.reason is None

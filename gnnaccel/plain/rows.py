@@ -29,6 +29,7 @@ from gnnaccel.lazy.reduce import Unsupported, reduced, softmax, takes
 from gnnaccel.lazy.rules import TENSORS
 from gnnaccel.lazy.tensor import Lazy, Trip, lift, waits
 from gnnaccel.lower import bounds, choose
+from gnnaccel.recording import call, unseen
 
 _INDICES = (torch.int64, torch.int32)
 FEW = "few messages, which torch's own code makes the quicker"
@@ -52,6 +53,7 @@ class Code:
     """What is known of the code of one module.
 
     destinations : the row of edges [2, E] that holds them. few : with so many indices its messages were few.
+    width : features of the widest rows that it gathers or scatters.
     watched : modes of calls that were. mode : that of the newest call, what it may branch on. writes : it writes into
         what it gathers from, into rows, or what they are computed with: a walk would not see it, or not find again for
         its gradient what it has read. idle : it reduces nothing by edges. trust : what is known of what it reads.
@@ -59,6 +61,7 @@ class Code:
 
     destinations: int = 1
     few: int = 0
+    width: int = 1
     watched: set = field(default_factory=set)
     writes: bool = False
     mode: tuple = ()
@@ -132,6 +135,7 @@ class Rows(TorchFunctionMode):
             if trip is not None:
                 trip.settle()
 
+    @unseen
     def _before(self, args: tuple, kwargs: dict) -> None:
         """To be called before a function writes into its first argument, or `out`: rows of what is lazy and made of the
         same memory are made."""
@@ -159,6 +163,7 @@ class Rows(TorchFunctionMode):
         """The row of destinations."""
         return self._code.destinations if len(edges) == 1 else 1
 
+    @unseen
     def trip(self, edges: tuple[Tensor, ...], nodes: int) -> Trip | None:
         """The trip over these edges between so many nodes; None where they are no such edges."""
         key = (*((id(x), x._version) for x in edges), nodes)
@@ -186,10 +191,12 @@ class Rows(TorchFunctionMode):
             x = self._copies.setdefault((id(x), x._version), x.clone())
         return lift(trip, "v" if end.row == self._to(end.edges) else "u", x)
 
+    @unseen
     def _are_few(self, edges: tuple[Tensor, ...], x: Tensor) -> bool:
         """True if messages as wide as `x` are left to torch; then `reason` says why."""
         kind, count = x.device.type, edges[0].numel() // (3 - len(edges))
-        width = math.prod(x.shape[1:]) * bounds.COUNTS_PLAIN.get(kind, 1)
+        self._code.width = max(self._code.width, math.prod(x.shape[1:]))  # narrow rows go the way of wide ones
+        width = self._code.width * bounds.COUNTS_PLAIN.get(kind, 1)
         if choose.are_few(device=kind, edges=count, width=width, nodes=x.shape[0]):
             self.reason = FEW
             return True
@@ -229,6 +236,7 @@ class Rows(TorchFunctionMode):
         self.used = True
         return out
 
+    @unseen
     def _joined(self, index: Tensor, messages: Tensor) -> End | None:
         """The end that `index` is of, now that messages were gathered by another tensor and are scattered by this."""
         to = _whole(index, messages)
@@ -303,6 +311,7 @@ def _whole(index: Any, like: Tensor | None) -> Tensor | None:
     return index if index.dim() == 1 else None  # of edges [2, E]
 
 
+@unseen
 def end_of(index: Any, like: Tensor | None = None) -> End | None:
     """Which end of edges `index` [E], or expanded to the shape of `like` [E, ...], is; None of what is none."""
     whole = _whole(index, like)
@@ -387,8 +396,12 @@ def _replaced(rows: Rows, input: Tensor, dim: int, index: Tensor, src: Tensor, r
     end = end_of(index, src)
     if found is NotImplemented or end is None or (trip := rows.trip(end.edges, len(input))) is None:
         return NotImplemented
-    reached = (trip.graph.indptr.diff() > 0).view(-1, *(1,) * (input.dim() - 1))
-    return torch.where(reached, found, input)
+    return call(_where_reached, trip.graph, found, input)
+
+
+def _where_reached(graph: Graph, found: Tensor, others: Tensor) -> Tensor:
+    reached = (graph.indptr.diff() > 0).view(-1, *(1,) * (others.dim() - 1))
+    return torch.where(reached, found, others)
 
 
 def _scatter_reduce(

@@ -177,9 +177,9 @@ class Call:
             return {}
         found = {}
         for name, value in given.items():
-            if type(value) in (Tensor, torch.nn.Parameter) and value.shape[:1] == (trip.graph.nnz,):
-                if self.edges.node_dim in (0, -value.dim()) and (rows := waiting(trip, value)) is not value:
-                    found[name] = rows
+            of_edges = type(value) in (Tensor, torch.nn.Parameter) and value.shape[:1] == (trip.graph.nnz,)
+            if of_edges and self.edges.node_dim in (0, -value.dim()) and (rows := waiting(trip, value)) is not value:
+                found[name] = rows
         return found
 
     def lift(self, src: Tensor, index: Tensor) -> Lazy | None:

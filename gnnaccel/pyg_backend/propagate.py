@@ -19,6 +19,7 @@ from torch_geometric.nn.conv import MessagePassing
 from gnnaccel import plain as plain_modules
 from gnnaccel import report, touch
 from gnnaccel.graph import modes
+from gnnaccel.kept import Attempt, has_calls
 from gnnaccel.lazy.tensor import Lazy
 from gnnaccel.lower import bounds, choose
 from gnnaccel.pyg_backend import compiling, rules
@@ -26,7 +27,8 @@ from gnnaccel.pyg_backend.attention import Deferred
 from gnnaccel.pyg_backend.bases import factors, weighs_messages
 from gnnaccel.pyg_backend.call import Call, alone, current, note_outcome
 from gnnaccel.pyg_backend.graph import Edges, Unsupported, nonzeros_of
-from gnnaccel.pyg_backend.kept import Attempt, keeps_nothing
+from gnnaccel.pyg_backend.kept import attempt as attempted
+from gnnaccel.pyg_backend.kept import keeps_nothing
 from gnnaccel.pyg_backend.touch import (
     DECOMPOSED,
     EXPLAINED,
@@ -214,12 +216,20 @@ def make_entry(plain: Any, name: str) -> Callable:
             return alone(getattr(plain, name), self, edge_index, *args, **_settled(kwargs))
         named = dict(kwargs)
         size = named.pop("size", None)
+        attempt, start = None, time.perf_counter()
+        if has_calls(self) and not report.timing:
+            attempt = _attempted(self, plain, name, edge_index, size, _settled(named))
+            if attempt is not None and (kept := attempt.kept) is not None:
+                note_outcome(self, left=False)
+                out = kept.again(attempt.given)
+                stored = kept.gathered is not None
+                report.record(kind + " segment" * stored, start, kept.gathered, stored)
+                return out
         rule = rules.find(plain, name)
         if weighed:
             rule = functools.partial(rules.weighted, factor=lambda: factors(self)) if rule is rules.weighted else None
         few = name == "propagate" and rule is not None and are_few(self, plain, edge_index, kwargs)
         if rule is not None and not few:
-            start = time.perf_counter()
             try:
                 out = rule(self, plain, _edges(self, plain, name, edge_index, size), named)
                 report.record(kind, start)
@@ -234,7 +244,9 @@ def make_entry(plain: Any, name: str) -> Callable:
             note_outcome(self, left=True)
             return alone(getattr(plain, name), self, edge_index, **_settled(kwargs))
         note_outcome(self, left=False)
-        return _in_call(self, plain, name, edge_index, size, _settled(kwargs), kind, reason)
+        if attempt is None and not report.timing:
+            attempt = _attempted(self, plain, name, edge_index, size, _settled(named))
+        return _in_call(self, plain, name, edge_index, size, _settled(kwargs), kind, reason, attempt)
 
     # PyG takes a function of this module name for the one that it generated, and leaves it alone.
     entry.__module__ = f"{plain.__module__}_{plain.__name__}_{name}"
@@ -264,22 +276,31 @@ def _edges(conv, plain: Any, name: str, edge_index, size) -> Edges:
     return Edges(edge_index, size, conv.flow, conv.node_dim, by_flow)
 
 
-def _in_call(conv, plain: Any, name: str, edge_index, size, kwargs: dict, kind: str, reason: str | None):
+def _sized(conv, plain: Any, name: str, edge_index, size, kwargs: dict) -> Edges:
+    """The edges of one call, with the sizes that its features have."""
+    edges = _edges(conv, plain, name, edge_index, size)
+    _note_sizes(edges, edge_user_args(conv) if name == "edge_updater" else user_args(conv), kwargs)
+    return edges
+
+
+def _attempted(conv, plain: Any, name: str, edge_index, size, kwargs: dict) -> Attempt | None:
+    """The call, if it may be one that can be made again."""
+    try:
+        return attempted(conv, plain, name, _sized(conv, plain, name, edge_index, size, kwargs), kwargs)
+    except Unsupported:
+        return None
+
+
+def _in_call(
+    conv, plain: Any, name: str, edge_index, size, kwargs: dict, kind: str, reason: str | None, attempt: Attempt | None
+):
     """PyG's own propagate() or edge_updater() with lazy features, our softmax and our aggregation inside."""
     start = time.perf_counter()
     function = getattr(plain, name)
     updating = name == "edge_updater"
-    call = attempt = watched = None
+    call = watched = None
     try:
-        edges = _edges(conv, plain, name, edge_index, size)
-        _note_sizes(edges, edge_user_args(conv) if updating else user_args(conv), kwargs)
-        if not report.timing:
-            attempt = Attempt(conv, plain, name, edges, kwargs)
-            if (kept := attempt.kept) is not None:
-                out = kept.recorded.again(attempt.given(kwargs))
-                stored = kept.gathered is not None
-                report.record(kind + " segment" * stored, start, kept.gathered, stored)
-                return out
+        edges = _sized(conv, plain, name, edge_index, size, kwargs)
         doubt = _FUSED if _is_fused(conv, edges) and not updating else distrust(conv)
         call = Call(edges, doubt is None, waits=doubt is None and keeps_nothing(plain))
         watched = _watched(conv, plain, edges, kwargs) if doubt not in (None, _FUSED) else None

@@ -1,0 +1,359 @@
+"""Calls of users' code that are made again without running that code.
+
+Code makes the same calls of torch and gnnaccel for edges, shapes, switches and attributes that are the same, if all it
+reads are arguments, attributes and globals that can be compared. So the second call of a kind is recorded
+(gnnaccel.recording), and from the third on its calls are made again. A branch is no obstacle, as what it may depend on
+is compared; a value that is read of a tensor is one, and so is an attribute that is set.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import types
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from gnnaccel import bytecode, touch
+from gnnaccel.bound import is_users
+from gnnaccel.lazy.deferred import METADATA
+from gnnaccel.lazy.tensor import Lazy
+from gnnaccel.lower import bounds
+from gnnaccel.modules import is_watched
+from gnnaccel.ops.messages.reduce import joined
+from gnnaccel.recording import Recorded, Recorder
+
+SCALARS = (type(None), bool, int, float, str, torch.dtype, torch.device)
+TENSORS = (Tensor, torch.nn.Parameter)
+_SETS = frozenset(f"set {what}" for what in ("attribute", "global", "free", "name")) | {"delete global", "import"}
+_PACKAGES = ("torch", "math", "torch_geometric", "builtins", "typing")
+_FORBIDDEN = (print, input, open, setattr, delattr, getattr, hasattr, vars, dir, globals, locals, id, hash, next)
+# Attributes whose use a recording would miss: what is in a module, and torch's random numbers.
+_UNSEEN = {"modules", "children", "parameters", "buffers", "state_dict", "named_modules", "named_children"}
+_UNSEEN |= {"named_parameters", "named_buffers", "manual_seed", "seed", "fork_rng", "set_rng_state", "get_rng_state"}
+_SEEN, _NEVER = "seen once", "not to be made again"
+_OF_ALL = frozenset(vars(torch.nn.Module())) - {"training"}  # what every module has: `_part` and `is_watched` see it
+
+
+class Reads(NamedTuple):
+    """What functions read, and functions of the user's that they call: attributes of anything, by name; globals, by
+    namespace and name, or None and a cell of what they close over; and these functions."""
+
+    attributes: frozenset[str]
+    free: tuple[tuple[dict | None, Any], ...]
+    functions: tuple[types.FunctionType, ...]
+
+
+class State(NamedTuple):
+    """What was read of a module.
+
+    guards : (name, value) of its attributes. free : values of globals. parts : its submodules, as `_part` has them.
+    needs : tensors that stay the same, and their `_form`.
+    """
+
+    guards: tuple[tuple[str, Any], ...]
+    free: tuple[Any, ...]
+    parts: tuple[tuple, ...]
+    needs: tuple[tuple[Tensor, tuple], ...]
+
+    def holds(self, owner: torch.nn.Module, reads: Reads) -> bool:
+        """True if all of it is what it was."""
+        for name, value in self.guards:
+            if not _same(_attribute(owner, name), value):
+                return False
+        for value, before in zip(_values(reads.free), self.free, strict=True):
+            if not _same(value, before):
+                return False
+        for tensor, form in self.needs:
+            if _form(tensor) != form:
+                return False
+        return all(part == _part(part[0]) and not is_watched(part[0]) for part in self.parts)
+
+
+@dataclass
+class Kept:
+    """A recorded call.
+
+    methods : the code then. gathered : why messages were stored, or None. used : it was made again.
+    """
+
+    recorded: Recorded
+    again: Callable[[Sequence[Any]], Any]
+    methods: tuple
+    reads: Reads
+    state: State
+    gathered: str | None
+    used: bool = False
+
+    def holds(self, owner: torch.nn.Module, methods: tuple) -> bool:
+        """True if the call would be the same again."""
+        return self.methods == methods and self.state.holds(owner, self.reads)
+
+
+# Of a module, by their kinds.
+_calls: weakref.WeakKeyDictionary[torch.nn.Module, dict] = weakref.WeakKeyDictionary()
+
+
+def has_calls(owner: torch.nn.Module) -> bool:
+    """True if a call of a module was one that may be made again."""
+    return owner in _calls
+
+
+class Attempt:
+    """One call of some code of a module: `kept` if it can be made again; with a `recorder` if it is to be recorded.
+
+    key : calls that differ by it are not the same. methods : the code, as it is compared.
+    read : what gives its reads and the state of the module, or None where something cannot be compared.
+    given : tensors that the calls are made of. apart : those beside that are no constants.
+    """
+
+    def __init__(
+        self,
+        owner: torch.nn.Module,
+        key: tuple,
+        methods: tuple,
+        read: Callable[[], tuple[Reads, State] | None],
+        given: list[Tensor],
+        apart: Iterable[Any] = (),
+    ):
+        self.kept: Kept | None = None
+        self.recorder: Recorder | None = None
+        self.given, self._key = given, key
+        self._found = _calls.setdefault(owner, {})
+        known = self._found.get(key)
+        if isinstance(known, Kept):
+            if known.recorded.is_alive() and known.holds(owner, methods):
+                self.kept, known.used = known, True
+            elif known.used:
+                self._record(methods, read, apart)
+            else:  # something is another at each call
+                self._found[key] = _NEVER
+        elif known is _SEEN:
+            self._record(methods, read, apart)
+        elif known is None:
+            for of, call in [*self._found.items()]:
+                if isinstance(call, Kept) and not call.recorded.is_alive():  # what it holds is no use to anybody
+                    del self._found[of]
+            if len(self._found) >= bounds.KEPT_CALLS:
+                self._found.clear()
+            self._found[key] = _SEEN
+
+    def _record(self, methods: tuple, read: Callable, apart: Iterable[Any]) -> None:
+        self._found[self._key] = _NEVER  # unless `keep` is reached
+        found = read()
+        if found is None:
+            return
+        self._of = methods, *found
+        constants = [tensor for tensor, _ in found[1].needs]
+        ids = {id(x) for x in (*constants, *apart)}
+        if any(id(x) in ids for x in self.given):  # which of the two is meant cannot be told
+            return
+        self.recorder = Recorder(self.given, constants, Lazy, METADATA)
+
+    def keep(self, out: Any, gathered: str | None) -> None:
+        """The recorded call came to `out`."""
+        assert self.recorder is not None
+        recorded = self.recorder.finished(out)
+        if isinstance(recorded, Recorded):
+            recorded = joined(recorded)
+            self._found[self._key] = Kept(recorded, recorded.function(), *self._of, gathered)
+
+
+def modes_now(device_type: str) -> tuple:
+    """Switches of torch that calls are compared by."""
+    autocast = touch.any_autocast()
+    found = (
+        *(torch.is_grad_enabled(), torch.is_inference_mode_enabled(), autocast),
+        *(torch.are_deterministic_algorithms_enabled(), torch.get_default_dtype()),
+    )
+    if autocast:
+        found += (torch.is_autocast_enabled(device_type), torch.get_autocast_dtype(device_type))
+    return found
+
+
+def form_of(given: Iterable[Any]) -> list | None:
+    """What arguments are compared by; None where one cannot be."""
+    found: list[Any] = []
+    for x in given:
+        if type(x) in TENSORS:
+            found += (x.shape, x.dtype, x.device, x.requires_grad, x.stride(), x.is_inference())
+        elif type(x) in SCALARS:
+            found += (type(x), repr(x) if type(x) is float else x)
+        else:
+            return None
+    return found
+
+
+def same_twice(tensors: list[Tensor]) -> list[int]:
+    """Which tensors are one, if any: what is done to one twice is recorded once."""
+    ids = list(map(id, tensors))
+    return [] if len(set(ids)) == len(ids) else list(map(ids.index, ids))
+
+
+def _attribute(owner: torch.nn.Module, name: str) -> Any:
+    value = getattr(owner, name, _SEEN)
+    return value.__func__ if isinstance(value, types.MethodType) and value.__self__ is owner else value
+
+
+def _same(value: Any, before: Any) -> bool:
+    if type(before) is float:  # 0.0 is not -0.0
+        return type(value) is float and repr(value) == repr(before)
+    if type(before) in SCALARS:
+        return type(value) is type(before) and value == before
+    if type(before) is tuple:
+        return type(value) is tuple and len(value) == len(before) and all(map(_same, value, before))
+    return value is before
+
+
+def _part(module: torch.nn.Module) -> tuple | None:
+    """A module, its class and options, and who its parameters, buffers and parts are; None of one that cannot be
+    compared."""
+    options: list[Any] = [type(module), type(module).forward]
+    for name, value in vars(module).items():
+        if name in _OF_ALL:
+            continue
+        found = _option(value)
+        if found is not _NEVER:
+            options.append(found)
+        elif not name.startswith("_") or is_users(type(module)):
+            return None
+    held = [
+        *touch.own_parameters(module).values(),
+        *touch.own_buffers(module).values(),
+        *touch.submodules(module).values(),
+    ]
+    return module, options, list(map(id, held))
+
+
+def _option(value: Any) -> Any:
+    """An option of a module as it is compared; _NEVER of what is not."""
+    kind = type(value)
+    if kind in SCALARS:
+        return repr(value) if kind is float else value
+    if kind in (tuple, list):
+        found = tuple(map(_option, value))
+        return _NEVER if _NEVER in found else found
+    if kind is dict:
+        return _option([*value.items()])
+    return value if isinstance(value, (types.FunctionType, types.BuiltinFunctionType)) else _NEVER
+
+
+def _form(x: Tensor) -> tuple:
+    """What a recording takes for granted of a tensor that stays the same: of indices their values too, as edges may be
+    made of them."""
+    values = None if x.is_floating_point() or x.is_inference() else x._version
+    return x.requires_grad, x.shape, x.dtype, x.device, x.stride(), values
+
+
+@functools.lru_cache(maxsize=256)
+def reads_of(functions: tuple, own: tuple[type, ...] = ()) -> Reads | None:
+    """What functions read, with the methods of classes `own` that they name; None if they set something, or are none
+    that can be read."""
+    attributes: set[str] = set()
+    free: list[tuple[dict | None, Any]] = []
+    waiting: list[Any] = [*functions]
+    if bytecode.unread() is not None:
+        return None
+    for function in waiting:
+        if not isinstance(function, types.FunctionType):
+            return None
+        defaults = (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())
+        if any(type(value) not in SCALARS for value in defaults) or vars(function).keys() - {"__wrapped__"}:
+            return None
+        of_this: list[tuple[dict | None, Any]] = [(None, cell) for cell in function.__closure__ or ()]
+        for code in bytecode.parts_of(function.__code__):
+            steps = bytecode.steps_of(code)
+            if any(step.kind in _SETS for step in steps):
+                return None
+            named = {str(step.value) for step in steps if step.kind == "attribute"} - attributes
+            attributes |= named
+            methods = [vars(kind)[name] for name in sorted(named) for kind in own if name in vars(kind)]
+            waiting += [x for x in methods if isinstance(x, types.FunctionType) and x not in waiting]
+            of_this += [(function.__globals__, step.value) for step in steps if step.kind == "global"]
+        free += of_this
+        found = (value for value in _values(of_this) if isinstance(value, types.FunctionType))
+        waiting += [value for value in found if not _is_harmless(value) and value not in waiting]
+    return Reads(frozenset(attributes), tuple(free), tuple(waiting))
+
+
+def _values(free: Iterable) -> list[Any]:
+    found = []
+    for where, name in free:
+        if where is None:
+            found.append(name.cell_contents if name != types.CellType() else None)
+        elif name in where:
+            found.append(where[name])
+        else:
+            builtins = where["__builtins__"]
+            found.append((builtins if isinstance(builtins, dict) else vars(builtins)).get(name))
+    return found
+
+
+def state_of(
+    owner: torch.nn.Module, plain: Any, base: type, reads: Reads, around: dict[str, Any], code: frozenset[str]
+) -> State | None:
+    """What is read of a module of class `plain`; None if something in it cannot be compared.
+
+    base : names that all of its modules have are those of tensors. around : what is read beside. code : names of
+    methods that `reads` is of.
+    """
+    guards: list[tuple[str, Any]] = [*around.items()]
+    own = plain.__mro__[: plain.__mro__.index(base)]
+    for name in reads.attributes:
+        if name in _UNSEEN:
+            return None
+        if hasattr(base, name) and name not in vars(owner) and not any(name in vars(cls) for cls in own):
+            continue
+        if _is_computed(plain, name):
+            return None
+        value = _attribute(owner, name)
+        if value is not _SEEN and name not in code:
+            guards.append((name, value))
+    free = _values(reads.free)
+    known = (*plain.__mro__, *reads.functions)
+    if not all(_is_comparable(value) or any(value is x for x in reads.functions) for _, value in guards):
+        return None
+    if not all(type(x) in TENSORS or _is_harmless(x) or any(x is y for y in known) for x in free):
+        return None
+    values = [x for _, value in guards for x in (value if type(value) is tuple else (value,))] + free
+    constants = [x for x in values if isinstance(x, Tensor)]
+    parts = []
+    for module in (value for value in values if isinstance(value, torch.nn.Module)):
+        for part in module.modules():
+            kind = type(part)
+            trusted = kind.__module__.startswith(("torch.nn.modules.", "torch_geometric.nn."))
+            trusted = trusted or any(kind.forward is x for x in reads.functions)
+            if not trusted or is_watched(part) or "forward" in vars(part):
+                return None
+            found = _part(part)
+            if found is None:
+                return None
+            parts.append(found)
+            constants += [*part.parameters(False), *part.buffers(False)]
+    return State(tuple(guards), tuple(free), tuple(parts), tuple((t, _form(t)) for t in constants))
+
+
+def _is_computed(plain: Any, name: str) -> bool:
+    """True for an attribute that code of the user's makes at each look."""
+    found = inspect.getattr_static(plain, name, None)
+    return not isinstance(found, types.FunctionType) and hasattr(type(found), "__get__")
+
+
+def _is_comparable(value: Any) -> bool:
+    if type(value) is tuple:
+        return all(map(_is_comparable, value))
+    return type(value) in SCALARS or type(value) in TENSORS or isinstance(value, torch.nn.Module)
+
+
+def _is_harmless(value: Any) -> bool:
+    """True of a global whose use leaves nothing out of a recording: torch, PyG, mathematics, and what is compared."""
+    if isinstance(value, types.ModuleType):
+        return value.__name__.partition(".")[0] in _PACKAGES
+    if isinstance(value, (types.FunctionType, types.BuiltinFunctionType, type)):
+        return (value.__module__ or "torch").partition(".")[0] in _PACKAGES and value not in _FORBIDDEN
+    return _is_comparable(value) and not isinstance(value, torch.nn.Module)
