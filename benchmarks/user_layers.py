@@ -305,17 +305,16 @@ class PlainAttention(nn.Module):
 class PlainFilter(nn.Module):
     """No MessagePassing, and each end of the edges in a tensor of its own, as codes for molecules have them."""
 
+    apart = True
+
     def __init__(self, width, heads, edge):
         super().__init__()
         wide = width * heads
         self.filter = nn.Sequential(nn.Linear(16, wide), nn.Softplus(), nn.Linear(wide, wide))
         self.own = nn.Linear(wide, wide)
-        self.ends: tuple = (None, None, None)
 
     def forward(self, x, edge_index, edge_attr, pos):
-        if self.ends[0] is not edge_index:
-            self.ends = (edge_index, edge_index[0].clone(), edge_index[1].clone())
-        _, of, to = self.ends
+        of, to = edge_index
         messages = self.own(x)[of] * self.filter(basis(pos[to], pos[of]))
         return torch.zeros_like(x).index_add(0, to, messages)
 
@@ -396,6 +395,8 @@ def errors(got: list, want: list) -> float:
 
 def measured(name: str, width: int, heads: int, options: argparse.Namespace) -> dict:
     given = inputs(options, width * heads)
+    if getattr(LAYERS[name], "apart", False):
+        given.edge_index = tuple(end.clone() for end in given.edge_index)
     given.seed = torch.randn(8 * width * heads, device=options.device, dtype=options.dtype) / 8
     torch.manual_seed(1)
     alone = LAYERS[name](width, heads, options.edge_width).to(options.device, options.dtype)

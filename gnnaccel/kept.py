@@ -21,6 +21,7 @@ from torch import Tensor
 
 from gnnaccel import bytecode, touch
 from gnnaccel.bound import is_users
+from gnnaccel.graph.csr import Graph
 from gnnaccel.lazy.deferred import METADATA
 from gnnaccel.lazy.tensor import Lazy
 from gnnaccel.lower import bounds
@@ -109,7 +110,8 @@ class Attempt:
 
     key : calls that differ by it are not the same. methods : the code, as it is compared.
     read : what gives its reads and the state of the module, or None where something cannot be compared.
-    given : tensors that the calls are made of. apart : those beside that are no constants.
+    given : tensors that the calls are made of. graph : that of the call, if it is known by `key`. apart : tensors beside
+        that are no constants.
     """
 
     def __init__(
@@ -119,6 +121,7 @@ class Attempt:
         methods: tuple,
         read: Callable[[], tuple[Reads, State] | None],
         given: list[Tensor],
+        graph: Graph | None = None,
         apart: Iterable[Any] = (),
     ):
         self.kept: Kept | None = None
@@ -130,11 +133,11 @@ class Attempt:
             if known.recorded.is_alive() and known.holds(owner, methods):
                 self.kept, known.used = known, True
             elif known.used:
-                self._record(methods, read, apart)
+                self._record(methods, read, graph, apart)
             else:  # something is another at each call
                 self._found[key] = _NEVER
         elif known is _SEEN:
-            self._record(methods, read, apart)
+            self._record(methods, read, graph, apart)
         elif known is None:
             for of, call in [*self._found.items()]:
                 if isinstance(call, Kept) and not call.recorded.is_alive():  # what it holds is no use to anybody
@@ -143,7 +146,7 @@ class Attempt:
                 self._found.clear()
             self._found[key] = _SEEN
 
-    def _record(self, methods: tuple, read: Callable, apart: Iterable[Any]) -> None:
+    def _record(self, methods: tuple, read: Callable, graph: Graph | None, apart: Iterable[Any]) -> None:
         self._found[self._key] = _NEVER  # unless `keep` is reached
         found = read()
         if found is None:
@@ -154,6 +157,8 @@ class Attempt:
         if any(id(x) in ids for x in self.given):  # which of the two is meant cannot be told
             return
         self.recorder = Recorder(self.given, constants, Lazy, METADATA)
+        if graph is not None:
+            self.recorder.take(graph, ())
 
     def keep(self, out: Any, gathered: str | None) -> None:
         """The recorded call came to `out`."""
@@ -265,20 +270,29 @@ def reads_of(functions: tuple, own: tuple[type, ...] = ()) -> Reads | None:
         defaults = (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())
         if any(type(value) not in SCALARS for value in defaults) or vars(function).keys() - {"__wrapped__"}:
             return None
-        of_this: list[tuple[dict | None, Any]] = [(None, cell) for cell in function.__closure__ or ()]
+        read: list[tuple[dict | None, Any]] = [(None, cell) for cell in function.__closure__ or ()]
+        named: set[str] = set()
         for code in bytecode.parts_of(function.__code__):
             steps = bytecode.steps_of(code)
             if any(step.kind in _SETS for step in steps):
                 return None
-            named = {str(step.value) for step in steps if step.kind == "attribute"} - attributes
-            attributes |= named
-            methods = [vars(kind)[name] for name in sorted(named) for kind in own if name in vars(kind)]
-            waiting += [x for x in methods if isinstance(x, types.FunctionType) and x not in waiting]
-            of_this += [(function.__globals__, step.value) for step in steps if step.kind == "global"]
-        free += of_this
-        found = (value for value in _values(of_this) if isinstance(value, types.FunctionType))
-        waiting += [value for value in found if not _is_harmless(value) and value not in waiting]
+            named.update(str(step.value) for step in steps if step.kind == "attribute")
+            read += [(function.__globals__, step.value) for step in steps if step.kind == "global"]
+        found = [vars(kind).get(name) for name in sorted(named - attributes) for kind in own]
+        for where in read:  # what is read of a module of the user's is one more to read
+            (value,) = _values([where])
+            if isinstance(value, types.ModuleType) and not _is_harmless(value):
+                read += [(vars(value), name) for name in sorted(named) if name in vars(value)]
+            found.append(value if _is_harmless(value) else _run(value))
+        attributes |= named
+        free += read
+        waiting += [x for x in found if isinstance(x, types.FunctionType) and not _is_harmless(x) and x not in waiting]
     return Reads(frozenset(attributes), tuple(free), tuple(waiting))
+
+
+def _run(value: Any) -> Any:
+    """What runs where code calls `value`: of a scripted function the Python that it was made of."""
+    return touch.scripted(value) or value
 
 
 def _values(free: Iterable) -> list[Any]:
@@ -318,8 +332,10 @@ def state_of(
     known = (*plain.__mro__, *reads.functions)
     if not all(_is_comparable(value) or any(value is x for x in reads.functions) for _, value in guards):
         return None
-    if not all(type(x) in TENSORS or _is_harmless(x) or any(x is y for y in known) for x in free):
-        return None
+    for x in free:
+        followed = isinstance(x, types.ModuleType) or any(_run(x) is y for y in known)
+        if not followed and type(x) not in TENSORS and not _is_harmless(x):
+            return None
     values = [x for _, value in guards for x in (value if type(value) is tuple else (value,))] + free
     constants = [x for x in values if isinstance(x, Tensor)]
     parts = []

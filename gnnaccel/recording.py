@@ -129,10 +129,21 @@ _EMPTY = frozenset(("empty", "empty_like", "new_empty", "empty_strided", "new_em
 def call(function: Callable, *args: Any, **kwargs: Any) -> Any:
     """function(*args, **kwargs), an op of ours that is one call of a recording."""
     recorder = _now.recorder
-    out = unseen(function)(*args, **kwargs)
-    if recorder is not None and not recorder.paused:
-        recorder.note(function, args, kwargs, out)
+    if recorder is None or recorder.paused:
+        return function(*args, **kwargs)
+    recorder.paused = True
+    try:
+        out = function(*args, **kwargs)
+    finally:
+        recorder.paused = False
+    recorder.note(function, args, kwargs, out)
     return out
+
+
+def take(graph: Graph, edges: Iterable[Tensor]) -> None:
+    """A recording may read a graph if its edges are of the recording: given, or what stays the same."""
+    if _now.recorder is not None:
+        _now.recorder.take(graph, edges)
 
 
 def unseen(function: Callable) -> Callable:
@@ -155,7 +166,7 @@ def unseen(function: Callable) -> Callable:
 class Recorder(TorchFunctionMode):
     """A context that records.
 
-    given : tensors that stand for themselves in slots. Graphs do, wherever they come from.
+    given : tensors that stand for themselves in slots, as graphs do that it may `take`.
     constants : tensors that stay the same.
     deferred : a class of tensors that stand for calls (`gnnaccel.lazy`): those are made, and recorded, when it says.
     failed : why this cannot be done again, or None.
@@ -262,8 +273,6 @@ class Recorder(TorchFunctionMode):
             place = self._slots.get(id(x))
             if place is not None:
                 return Slot(place)
-            if isinstance(x, Graph):
-                return Slot(self._graph(x))
             if isinstance(x, Tensor):
                 if id(x) not in self._constants:
                     unknown.append(x)
@@ -274,12 +283,14 @@ class Recorder(TorchFunctionMode):
         found = read(value)
         return None if unknown else found
 
-    def _graph(self, graph: Graph) -> int:
-        self._held.append(graph)
-        self._graphs.append((self._count, weakref.ref(graph)))
-        self._slots[id(graph)] = self._count
-        self._count += 1
-        return self._count - 1
+    def take(self, graph: Graph, edges: Iterable[Tensor]) -> None:
+        """Have a slot for a graph of edges that were given, or stay the same."""
+        known = all(self._slots.get(id(x), self._count) < len(self.given) or id(x) in self._constants for x in edges)
+        if known and id(graph) not in self._slots:
+            self._held.append(graph)
+            self._graphs.append((self._count, weakref.ref(graph)))
+            self._slots[id(graph)] = self._count
+            self._count += 1
 
     def finished(self, result: Any) -> Recorded | str:
         """The calls that `result` needs, or why it cannot be made again."""

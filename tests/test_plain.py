@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import gnnaccel
-from gnnaccel import report
+from gnnaccel import kept, report
 from gnnaccel.lower import bounds
 
 NODES, EDGES, WIDTH = 40, 300, 20
@@ -655,6 +655,96 @@ def test_edges_that_change():
     for _ in range(2):
         torch.testing.assert_close(layer(x, edges, e), plain(x, edges, e))
         edges[1] = edges[1].flip(0)
+
+
+class Again(Layer):
+    """Helpers, a module of the user's, a number and a tensor that are attributes."""
+
+    def __init__(self):
+        super().__init__()
+        self.mlp, self.scale, self.shift = Own(), 0.5, torch.rand(WIDTH).double()
+
+    def mixed(self, h, edges, e):
+        return self.mlp(torch.cat([h[edges[0]], h[edges[1]], e], -1)) * self.scale
+
+    def forward(self, x, edges, e, *, flipped=False):
+        m = self.mixed(self.node(x), edges, e) + (-self.shift if flipped else self.shift)
+        return scripted_total(m, edges[1], len(x)) + x
+
+
+def no_code(*args, **kwargs):
+    raise AssertionError("forward() was run")
+
+
+def changed_number(layer, edges):
+    layer.scale = 2.0
+
+
+def changed_tensor(layer, edges):
+    layer.shift = layer.shift + 1
+
+
+def changed_in_place(layer, edges):
+    layer.shift.mul_(2)
+    with torch.no_grad():
+        layer.mlp.map.weight.mul_(0.5)
+
+
+def changed_edges(layer, edges):
+    edges[1] = edges[1].flip(0)
+
+
+def changed_part(layer, edges):
+    layer.mlp = nn.Sequential(nn.Linear(2 * WIDTH + 6, WIDTH)).double()
+    nn.init.ones_(layer.mlp[0].weight)
+    nn.init.zeros_(layer.mlp[0].bias)
+
+
+def changed_mode(layer, edges):
+    layer.eval()
+
+
+@pytest.mark.parametrize(
+    "change", [changed_number, changed_tensor, changed_in_place, changed_edges, changed_part, changed_mode]
+)
+def test_calls_that_are_made_again(change, monkeypatch):
+    plain, (x, edges, e) = Again().double(), inputs(torch.device("cpu"))
+    layer = compare(plain, (x, edges, e))
+    made = kept._calls[layer].values()
+    assert any(isinstance(call, kept.Kept) and call.used for call in made)
+    monkeypatch.setattr(Again.mixed, "__code__", no_code.__code__)
+    layer(x, edges, e)
+    with pytest.raises(AssertionError, match="was run"):
+        layer(x, edges, e, flipped=True)
+    monkeypatch.undo()
+    for each in (plain, layer):
+        change(each, edges if each is layer else edges.clone())
+    for _ in range(3):
+        for mine, theirs in zip(results(layer, x, edges, e), results(plain, x, edges, e), strict=True):
+            if theirs is not None:
+                torch.testing.assert_close(mine, theirs, rtol=1e-9, atol=1e-9)
+        x = (x.detach() * 1.1).requires_grad_()
+    torch.testing.assert_close(layer(x, edges, e, flipped=True), plain(x, edges, e, flipped=True))
+
+
+class Nearest(Layer):
+    """Edges that are made of features."""
+
+    def forward(self, x, edges, e):
+        of = (x[:, None] - x).square().sum(-1).topk(3, largest=False).indices
+        to = torch.arange(len(x)).repeat_interleave(3)
+        m = self.node(x)[of.flatten()] - x[to]
+        return total(m, to, len(x))
+
+
+def test_edges_that_are_made_in_the_call():
+    plain, layer = Nearest().double(), gnnaccel.accelerate(Nearest().double())
+    layer.load_state_dict(plain.state_dict())
+    outs = []  # whose derivatives hold graphs of earlier calls
+    for seed in range(6):
+        x = torch.randn(NODES, WIDTH, generator=torch.manual_seed(seed)).double().requires_grad_()
+        outs.append(layer(x, None, None))
+        torch.testing.assert_close(outs[-1], plain(x, None, None))
 
 
 def test_copies_pickles_and_the_way_back():

@@ -47,6 +47,10 @@ class Leaf:
         return tuple(self.value.shape[1:])
 
     @property
+    def inputs(self) -> tuple:
+        return ((self.value, self.version),)
+
+    @property
     def dtype(self) -> torch.dtype:
         return self.value.dtype
 
@@ -67,6 +71,17 @@ class Apply:
     dtype: torch.dtype
     versions: tuple = ()
     stored: ClassVar[Tensor | None] = None
+
+    @functools.cached_property
+    def inputs(self) -> tuple:
+        """Each (tensor, version) that it reads."""
+        found = {}
+        for arg, version in zip(self.args, self.versions, strict=True):
+            if isinstance(arg, Tensor):
+                found[id(arg), version] = arg, version
+            elif isinstance(arg, (Leaf, Apply)):
+                found.update({(id(each[0]), each[1]): each for each in arg.inputs})
+        return tuple(found.values())
 
     @functools.cached_property
     def late(self) -> bool:
@@ -103,16 +118,9 @@ def _version(tensor: Tensor) -> int | None:
     return None if tensor.is_inference() else tensor._version
 
 
-def written(expression) -> Tensor | None:
+def written(expression: Expression) -> Tensor | None:
     """A tensor that was written into since the expression was made of it; None if its values are what they were."""
-    if isinstance(expression, Leaf):
-        return expression.value if expression.version != _version(expression.value) else None
-    if isinstance(expression, Apply):
-        for arg, version in zip(expression.args, expression.versions, strict=True):
-            found = arg if isinstance(arg, Tensor) and version != _version(arg) else written(arg)
-            if found is not None:
-                return found
-    return None
+    return next((tensor for tensor, version in expression.inputs if version != _version(tensor)), None)
 
 
 def reshaped(x: Tensor, features: tuple[int, ...]) -> Tensor:
@@ -206,13 +214,9 @@ def _read(graph: Graph, side: str) -> tuple[Tensor, int] | None:
     return found[0]
 
 
-def tensors_of(expression) -> list[Tensor]:
+def tensors_of(expression: Expression) -> list[Tensor]:
     """Every tensor an expression reads."""
-    if isinstance(expression, Leaf):
-        return [expression.value]
-    if isinstance(expression, Tensor):
-        return [expression]
-    return [t for arg in expression.args for t in tensors_of(arg)] if isinstance(expression, Apply) else []
+    return [tensor for tensor, _ in expression.inputs]
 
 
 def detached(expression):

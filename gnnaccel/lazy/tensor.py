@@ -159,7 +159,10 @@ class Lazy(Deferred):
             return self
         with _as_made(self.traced, self.inference):
             expression = narrowed(self.trip.graph, self.expression)
-            return self.rows() if isinstance(expression, Tensor) else Lazy(self.trip, expression)
+            if isinstance(expression, Tensor):
+                self._value = expression
+                return expression
+            return Lazy(self.trip, expression)
 
     def ordinary(self, reason):
         return self.rows(reason)

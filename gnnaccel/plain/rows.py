@@ -29,7 +29,7 @@ from gnnaccel.lazy.reduce import Unsupported, reduced, softmax, takes
 from gnnaccel.lazy.rules import TENSORS
 from gnnaccel.lazy.tensor import Lazy, Trip, lift, waits
 from gnnaccel.lower import bounds, choose
-from gnnaccel.recording import call, unseen
+from gnnaccel.recording import call, take, unseen
 
 _INDICES = (torch.int64, torch.int32)
 FEW = "few messages, which torch's own code makes the quicker"
@@ -171,6 +171,8 @@ class Rows(TorchFunctionMode):
             graph = _graph(edges, nodes, self._to(edges))
             self._held.append(edges)
             self._trips[key] = None if graph is None or graph.nnz == 0 else Trip(graph, waits(graph))
+            if graph is not None:
+                take(graph, edges)
         return self._trips[key]
 
     def gather(self, x: Tensor, index: Tensor) -> Any:

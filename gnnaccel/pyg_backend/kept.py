@@ -35,7 +35,7 @@ def attempt(conv: MessagePassing, plain: Any, name: str, edges: Edges, kwargs: d
         return None if reads is None or state is None else (reads, state)
 
     key = (id(graph), name, conv.training, conv.node_dim, *key)
-    return Attempt(conv, key, methods, read, _tensors(kwargs), (edges.edge_index,))
+    return Attempt(conv, key, methods, read, _tensors(kwargs), graph, (edges.edge_index,))
 
 
 def _tensors(kwargs: dict) -> list[Tensor]:
