@@ -110,8 +110,8 @@ class Attempt:
 
     key : calls that differ by it are not the same. methods : the code, as it is compared.
     read : what gives its reads and the state of the module, or None where something cannot be compared.
-    given : tensors that the calls are made of. graph : that of the call, if `key` tells which. apart : tensors beside that
-        are no constants.
+    given : tensors that the calls are made of. graph : that of the call, if `key` tells which. apart : tensors beside
+        that are no constants.
     """
 
     def __init__(

@@ -85,6 +85,25 @@ def run(graph: Graph, shape: tuple[int, ...], dtype: torch.dtype) -> None:
         )
 
 
+def run_programs(graph: Graph, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    """Programs with softmaxes over edges, sums of features and several outputs, and their derivatives."""
+    sizes = {"q": graph.num_rows, "k": graph.num_cols, "v": graph.num_cols, "e": graph.nnz}
+    given = {name: torch.randn(rows, *shape).to("cuda", dtype).requires_grad_() for name, rows in sizes.items()}
+    given["w"] = torch.randn(shape).to("cuda", dtype).requires_grad_()
+    q, k, v, e = messages.v("q"), messages.u("k"), messages.u("v"), messages.e("e")
+
+    def normed(x):
+        x = x - messages.sum(x, -1, True) * (1 / shape[-1])
+        return x * messages.rsqrt(messages.sum(x * x, -1, True) + 1e-5) * messages.c("w")
+
+    attention = messages.softmax(messages.dot(q, k + e, keepdim=True)) * (v + e)
+    each = messages.softmax(messages.tanh(q + k + e)) * v
+    results = [ops.message_reduce(graph, m, given, r) for m, r in ((attention, "sum"), (each, "mean"))]
+    row = messages.relu(normed(q + k + e))
+    results += ops.message_reduce(graph, [normed(e), row, row * v], given, ["sum", "none", "max"])
+    sum(r.float().square().mean() for r in results).backward()
+
+
 def run_kept(graph: Graph) -> None:
     """MaxK, and sums of what it keeps, with both ways of their gradient."""
     for dtype in (torch.float32, torch.float16, torch.float64):
@@ -213,6 +232,8 @@ def main() -> None:
                 schedule.of(one).adopt(16 * lanes, schedule.of(one).arranged(one, plan))
         for graph in (build([3, 300, 0, 40], 12, torch.int32), small):
             run_kept(graph)
+        for graph, shape, dtype in ((small, (4, 16), torch.float32), (cut, (20,), torch.float16)):
+            run_programs(graph, shape, dtype)
         square = build([0, 3, 700, 0, 1, 2_000, 129, *[2] * 33], 40, torch.int32)
         if lists:
             gnnaccel.prepare(square)

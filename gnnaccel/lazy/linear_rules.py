@@ -131,13 +131,16 @@ def _mapped(graph: Graph, expression, matrix: Tensor, beside: tuple = ()):
         common, so a difference is mapped apart only beside one of them, whose own map is as large.
     """
     if isinstance(expression, Leaf):
-        return Leaf(expression.side, torch.matmul(clean(graph, expression).to(matrix.dtype), matrix), clean=True)
+        rows = clean(graph, expression)
+        rows = rows if rows.dtype == matrix.dtype else rows.to(matrix.dtype)
+        return Leaf(expression.side, torch.matmul(rows, matrix), clean=True)
     if isinstance(expression, Tensor):
         if expression.dim() == 0 or expression.shape[-1] != matrix.shape[0]:
             return None
         if expression.dim() > 1 and is_rows(expression, graph, "e", expression.dim() - 1):  # perhaps not to be stored
             features = (*expression.shape[1:-1], matrix.shape[1])
-            return Apply(mapped, (expression, matrix.to(expression.dtype)), {}, features, expression.dtype)
+            matrix = matrix if matrix.dtype == expression.dtype else matrix.to(expression.dtype)
+            return Apply(mapped, (expression, matrix), {}, features, expression.dtype)
         return torch.matmul(expression.to(matrix.dtype), matrix)
     if not isinstance(expression, Apply) or expression.kwargs:
         return None
