@@ -37,6 +37,8 @@ _FORBIDDEN = (print, input, open, setattr, delattr, getattr, hasattr, vars, dir,
 # Attributes whose use a recording would miss: what is in a module, and torch's random numbers.
 _UNSEEN = {"modules", "children", "parameters", "buffers", "state_dict", "named_modules", "named_children"}
 _UNSEEN |= {"named_parameters", "named_buffers", "manual_seed", "seed", "fork_rng", "set_rng_state", "get_rng_state"}
+_UNSEEN |= {"get_submodule", "get_parameter", "get_buffer", "get_extra_state", "__dict__", "_version"}
+_UNSEEN |= {"_modules", "_parameters", "_buffers", "__class__"}
 _SEEN, _NEVER = "seen once", "not to be made again"
 _OF_ALL = frozenset(vars(torch.nn.Module())) - {"training"}  # what every module has: `_part` and `is_watched` see it
 
@@ -53,19 +55,23 @@ class Reads(NamedTuple):
 class State(NamedTuple):
     """What was read of a module.
 
-    guards : (name, value) of its attributes. free : values of globals. parts : its submodules, as `_part` has them.
+    guards : (part of it, name, value) of attributes of its parts that are of the user's classes; None: its own.
+    names : how many attributes it has. free : values of globals. parts : its submodules, as `_part` has them.
     needs : tensors that stay the same, and their `_form`.
     """
 
-    guards: tuple[tuple[str, Any], ...]
+    guards: tuple[tuple[torch.nn.Module | None, str, Any], ...]
+    names: tuple[int, ...]
     free: tuple[Any, ...]
     parts: tuple[tuple, ...]
     needs: tuple[tuple[Tensor, tuple], ...]
 
     def holds(self, owner: torch.nn.Module, reads: Reads) -> bool:
         """True if all of it is what it was."""
-        for name, value in self.guards:
-            if not _same(_attribute(owner, name), value):
+        if self.names != _names(owner):
+            return False
+        for of, name, value in self.guards:
+            if not _same(_attribute(owner if of is None else of, name), value):
                 return False
         for value, before in zip(_values(reads.free), self.free, strict=True):
             if not _same(value, before):
@@ -186,7 +192,9 @@ def form_of(given: Iterable[Any]) -> list | None:
     found: list[Any] = []
     for x in given:
         if type(x) in TENSORS:
-            found += (x.shape, x.dtype, x.device, x.requires_grad, x.stride(), x.is_inference())
+            if x.layout is not torch.strided:
+                return None
+            found += (type(x), x.shape, x.dtype, x.device, x.requires_grad, x.is_leaf, x.stride(), x.is_inference())
         elif type(x) in SCALARS:
             found += (type(x), repr(x) if type(x) is float else x)
         else:
@@ -198,6 +206,16 @@ def same_twice(tensors: list[Tensor]) -> list[int]:
     """Which tensors are one, if any: what is done to one twice is recorded once."""
     ids = list(map(id, tensors))
     return [] if len(set(ids)) == len(ids) else list(map(ids.index, ids))
+
+
+def _names(owner: torch.nn.Module) -> tuple[int, ...]:
+    """How many things of each kind a module holds: one more may be what code did not find."""
+    return (
+        len(vars(owner)),
+        len(touch.own_parameters(owner)),
+        len(touch.own_buffers(owner)),
+        len(touch.submodules(owner)),
+    )
 
 
 def _attribute(owner: torch.nn.Module, name: str) -> Any:
@@ -227,12 +245,8 @@ def _part(module: torch.nn.Module) -> tuple | None:
             options.append(found)
         elif not name.startswith("_") or is_users(type(module)):
             return None
-    held = [
-        *touch.own_parameters(module).values(),
-        *touch.own_buffers(module).values(),
-        *touch.submodules(module).values(),
-    ]
-    return module, options, list(map(id, held))
+    held = (touch.own_parameters(module), touch.own_buffers(module), touch.submodules(module))
+    return module, options, [(name, id(x)) for each in held for name, x in each.items()]
 
 
 def _option(value: Any) -> Any:
@@ -251,8 +265,9 @@ def _option(value: Any) -> Any:
 def _form(x: Tensor) -> tuple:
     """What a recording takes for granted of a tensor that stays the same: of indices their values too, as edges may be
     made of them."""
-    values = None if x.is_floating_point() or x.is_inference() else x._version
-    return x.requires_grad, x.shape, x.dtype, x.device, x.stride(), values
+    values = None if x.is_floating_point() or x.is_inference() else (x._version, x.data_ptr())
+    hooked = bool(x._backward_hooks)  # which may hold the module for as long as this is held
+    return x.requires_grad, x.is_leaf, x.shape, x.dtype, x.device, x.stride(), values, hooked
 
 
 @functools.lru_cache(maxsize=256)
@@ -316,42 +331,66 @@ def state_of(
     base : names that all of its modules have are those of tensors. around : what is read beside. code : names of
     methods that `reads` is of.
     """
-    guards: list[tuple[str, Any]] = [*around.items()]
-    own = plain.__mro__[: plain.__mro__.index(base)]
-    for name in reads.attributes:
-        if name in _UNSEEN:
-            return None
-        if hasattr(base, name) and name not in vars(owner) and not any(name in vars(cls) for cls in own):
-            continue
-        if _is_computed(plain, name):
-            return None
-        value = _attribute(owner, name)
-        if value is not _SEEN and name not in code:
-            guards.append((name, value))
+    found_of = _guards(owner, plain, base, reads, code)
+    if found_of is None:
+        return None
+    guards: list[tuple[torch.nn.Module | None, str, Any]] = [(None, *each) for each in (*around.items(), *found_of)]
     free = _values(reads.free)
     known = (*plain.__mro__, *reads.functions)
-    if not all(_is_comparable(value) or any(value is x for x in reads.functions) for _, value in guards):
-        return None
     for x in free:
         followed = isinstance(x, types.ModuleType) or any(_run(x) is y for y in known)
         if not followed and type(x) not in TENSORS and not _is_harmless(x):
             return None
-    values = [x for _, value in guards for x in (value if type(value) is tuple else (value,))] + free
+    values = [x for _, _, value in guards for x in (value if type(value) is tuple else (value,))] + free
     constants = [x for x in values if isinstance(x, Tensor)]
-    parts = []
+    parts: dict[torch.nn.Module, tuple] = {}
     for module in (value for value in values if isinstance(value, torch.nn.Module)):
         for part in module.modules():
+            if part in parts:
+                continue
             kind = type(part)
-            trusted = kind.__module__.startswith(("torch.nn.modules.", "torch_geometric.nn."))
-            trusted = trusted or any(kind.forward is x for x in reads.functions)
-            if not trusted or is_watched(part) or "forward" in vars(part):
-                return None
+            if not kind.__module__.startswith(("torch.nn.modules.", "torch_geometric.nn.")):
+                within = _guards(part, kind, torch.nn.Module, reads, frozenset(("forward",)))
+                if within is None or not any(kind.forward is x for x in reads.functions) or _is_called_otherwise(kind):
+                    return None
+                guards += [(part, *each) for each in within]
             found = _part(part)
-            if found is None:
+            if found is None or is_watched(part) or "forward" in vars(part):
                 return None
-            parts.append(found)
+            parts[part] = found
             constants += [*part.parameters(False), *part.buffers(False)]
-    return State(tuple(guards), tuple(free), tuple(parts), tuple((t, _form(t)) for t in constants))
+    forms = [(t, _form(t)) for t in constants]
+    if any(t._backward_hooks for t in constants):  # which may hold the module for as long as they are held
+        return None
+    return State(tuple(guards), _names(owner), tuple(free), tuple(parts.values()), tuple(forms))
+
+
+def _guards(
+    module: torch.nn.Module, plain: Any, base: type, reads: Reads, code: frozenset[str]
+) -> list[tuple[str, Any]] | None:
+    """What code finds of a module by the names that it reads; None if something cannot be compared."""
+    found = []
+    own = plain.__mro__[: plain.__mro__.index(base)]
+    for name in reads.attributes:
+        if name in _UNSEEN:
+            return None
+        if hasattr(base, name) and name not in vars(module) and not any(name in vars(cls) for cls in own):
+            continue
+        if _is_computed(plain, name):
+            return None
+        value = _attribute(module, name)
+        if value is _SEEN or name in code:
+            continue
+        called = callable(value) and (_is_harmless(value) or any(value is x for x in reads.functions))
+        if not called and not _is_comparable(value):
+            return None
+        found.append((name, value))
+    return found
+
+
+def _is_called_otherwise(kind: type) -> bool:
+    """True for a class of modules with code around forward()."""
+    return kind.__call__ is not torch.nn.Module.__call__
 
 
 def _is_computed(plain: Any, name: str) -> bool:
@@ -371,5 +410,9 @@ def _is_harmless(value: Any) -> bool:
     if isinstance(value, types.ModuleType):
         return value.__name__.partition(".")[0] in _PACKAGES
     if isinstance(value, (types.FunctionType, types.BuiltinFunctionType, type)):
-        return (value.__module__ or "torch").partition(".")[0] in _PACKAGES and value not in _FORBIDDEN
+        where = value.__module__
+        if where is None:  # a method of something that is no module, as torch's functions and those of `random` are
+            holder = getattr(value, "__self__", None)
+            where = "torch" if holder is None else (holder if isinstance(holder, type) else type(holder)).__module__
+        return where.partition(".")[0] in _PACKAGES and value not in _FORBIDDEN
     return _is_comparable(value) and not isinstance(value, torch.nn.Module)

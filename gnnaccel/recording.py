@@ -20,6 +20,7 @@ from torch.overrides import TorchFunctionMode
 
 from gnnaccel import touch
 from gnnaccel.graph.csr import Graph
+from gnnaccel.lazy.in_place import writes
 
 
 class Slot(NamedTuple):
@@ -99,7 +100,7 @@ class _Names:
         kind = type(value)
         if kind is Slot:
             return _slot(value.number)
-        if not slots_in(value):
+        if kind not in (tuple, list, dict):
             return self.of(value)
         if kind is dict:
             return "{" + ", ".join(f"{self.of(key)}: {self.text(x)}" for key, x in value.items()) + "}"
@@ -120,6 +121,9 @@ class _Now(threading.local):
 
 _now = _Now()
 _COUNTING = frozenset(("batch_norm", "instance_norm"))  # they write statistics, which torch does not count as writes
+# Of these a result has as many rows as the values say, which code may read.
+_SIZED = {"nonzero", "argwhere", "masked_select", "unique", "unique_consecutive", "_unique2", "bincount", "one_hot"}
+_SIZED |= {"repeat_interleave", "tensor_split"}
 _MAKING = frozenset(
     f"{new}{kind}{like}" for kind in ("zeros", "ones", "full") for new in ("", "new_") for like in ("", "_like")
 )
@@ -226,12 +230,12 @@ class Recorder(TorchFunctionMode):
             self.failed = self.failed or f"{name}() gives no tensor"
         elif name in _EMPTY:
             return  # who writes into it may not be seen
-        elif (name.endswith("_") and not name.startswith("__")) or name in ("__setitem__", "__iadd__", "__imul__"):
+        elif _is_sized(name, args):
+            self.failed = self.failed or f"values say how large a result of {name}() is"
+        elif writes(function, args, kwargs):
             self._writes = True
-            if self._slots.get(id(args[0])) not in self._fresh:
+            if kwargs.get("out") is not None or not args or self._slots.get(id(args[0])) not in self._fresh:
                 self.failed = self.failed or f"{name}() writes in place"
-        elif kwargs.get("out") is not None:
-            self.failed = self.failed or f"{name}() writes into a tensor"
         elif self._modes != _modes():
             self.failed = self.failed or "torch's modes change"
         elif self._versions != self._written():
@@ -312,6 +316,14 @@ class Recorder(TorchFunctionMode):
         used = needed.union(slots_in(ends))
         graphs = tuple((slot, graph) for slot, graph in self._graphs if slot in used)
         return Recorded(tuple(reversed(calls)), ends, self._count, frozenset(self._graded), len(self.given), graphs)
+
+
+def _is_sized(name: str, args: tuple) -> bool:
+    """True if values say how large the result of a function is."""
+    if name in ("__getitem__", "index"):
+        keys = [key for arg in args[1:] for key in (arg if isinstance(arg, (tuple, list)) else (arg,))]
+        return any(isinstance(key, Tensor) and key.dtype in (torch.bool, torch.uint8) for key in keys)
+    return name in _SIZED or (name == "where" and len(args) == 1)
 
 
 def _overridden() -> bool:

@@ -10,6 +10,7 @@ import pickle
 import subprocess
 import sys
 import weakref
+from pathlib import Path
 
 import pytest
 import torch
@@ -604,7 +605,8 @@ print(type(layer) is Layer, "torch_geometric" in sys.modules, "gnnaccel.plain" i
 
 @pytest.mark.parametrize("flag", ["1", "0"])
 def test_the_flag_in_a_program_without_a_framework(flag, tmp_path):
-    (tmp_path / "train.py").write_text(SCRIPT)
+    started = (Path(__file__).parent.parent / "gnnaccel.pth").read_text(encoding="utf-8")  # if it is not installed here
+    (tmp_path / "train.py").write_text(f"{started}\n{SCRIPT}")
     env = os.environ | {"GNNACCEL": flag, "GNNACCEL_PROFILE": "1"}
     done = subprocess.run([sys.executable, "train.py"], cwd=tmp_path, env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

@@ -141,3 +141,12 @@ def _loaded(code: types.CodeType) -> tuple[tuple[str, int | None], ...]:
                     name.of_self = bool(place) and from_self and step.effect >= 0
                 found.append((name, arguments(steps, place)))
     return tuple(found)
+
+
+def writes(function: Any, args: tuple, kwargs: dict) -> bool:
+    """True if a call of a function of torch writes into an argument."""
+    name = getattr(function, "__name__", "")
+    if is_name(name) or name == "__set__" or kwargs.get("inplace") or kwargs.get("out") is not None:
+        return True
+    most = most_arguments(function)
+    return most is not None and len(args) > most

@@ -331,13 +331,18 @@ def _attempt(module: Module, plain: Any, args: tuple, kwargs: dict) -> Attempt |
         return None
     tensors = [x for x in given if isinstance(x, Tensor)]
     kind = next((x.device.type for x in tensors), "cpu")
-    edges = [(id(x), x._version) for x in tensors if not x.is_floating_point() and not x.is_inference()]
-    key = (*modes_now(kind), module.training, len(args), *kwargs, *edges, *form, *same_twice(tensors))
+    indices = [x for x in tensors if not x.is_floating_point() and not x.is_inference()]
+    edges = [(id(x), x._version, x.data_ptr()) for x in indices]
+    nested = [len(value) if type(value) is tuple else None for value in (*args, *kwargs.values())]
+    key = (*modes_now(kind), module.training, *kwargs, *nested, *edges, *form, *same_twice(tensors))
 
     def read() -> tuple[Reads, State] | None:
-        kinds = {plain, *(kind for part in module.modules() if is_users(kind := subclass.plain_of(part)))}
-        own = {base for kind in kinds for base in kind.__mro__[: kind.__mro__.index(Module)]}
-        reads = reads_of(tuple(kind.forward for kind in kinds), tuple(own))
+        parts = [part for part in module.modules() if is_users(subclass.plain_of(part))]
+        kinds = dict.fromkeys(map(subclass.plain_of, parts))
+        own = dict.fromkeys(base for kind in kinds for base in kind.__mro__[: kind.__mro__.index(Module)])
+        held = (value for part in parts for value in vars(part).values() if isinstance(value, types.FunctionType))
+        functions = dict.fromkeys((*(kind.forward for kind in kinds), *filter(is_users, held)))
+        reads = reads_of(tuple(functions), tuple(own))
         state = reads and state_of(module, plain, Module, reads, {}, frozenset(("forward",)))
         return None if reads is None or state is None else (reads, state)
 

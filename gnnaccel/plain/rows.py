@@ -24,7 +24,7 @@ from gnnaccel.graph import build, modes
 from gnnaccel.graph.cache import derived
 from gnnaccel.graph.csr import Graph
 from gnnaccel.lazy.expression import tensors_of
-from gnnaccel.lazy.in_place import is_name, most_arguments
+from gnnaccel.lazy.in_place import writes
 from gnnaccel.lazy.reduce import Unsupported, reduced, softmax, takes
 from gnnaccel.lazy.rules import TENSORS
 from gnnaccel.lazy.tensor import Lazy, Trip, lift, waits
@@ -101,7 +101,7 @@ class Rows(TorchFunctionMode):
                 self.reason, out = str(error), NotImplemented
             if out is not NotImplemented:
                 return out
-        if _writes(func, args, kwargs):
+        if writes(func, args, kwargs):
             self._before(args, kwargs)
         out = func(*args, **kwargs)
         if self.watching and func not in _REDUCING and not _makes_new(func):
@@ -263,7 +263,7 @@ class Rows(TorchFunctionMode):
 
 
 def _memory(tensor: Tensor) -> int:
-    if isinstance(tensor, Lazy) or touch.is_lazy(tensor):  # which has none
+    if isinstance(tensor, Lazy) or tensor.layout is not torch.strided or touch.is_lazy(tensor):  # which has none
         return id(tensor)
     return tensor.untyped_storage().data_ptr() or id(tensor)
 
@@ -279,15 +279,6 @@ def _is_in(noted: dict[int, list[weakref.ref[Tensor]]], tensor: Tensor) -> bool:
 
 def _read(lazy: Lazy) -> list[Tensor]:
     return tensors_of(lazy.expression) if lazy._value is None else []
-
-
-def _writes(func: Any, args: tuple, kwargs: dict) -> bool:
-    """True if a function of torch writes into an argument."""
-    name = getattr(func, "__name__", "")
-    if is_name(name) or name == "__set__" or kwargs.get("inplace") or kwargs.get("out") is not None:
-        return True
-    most = most_arguments(func)
-    return most is not None and len(args) > most
 
 
 def _makes_new(func: Any) -> bool:

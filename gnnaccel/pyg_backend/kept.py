@@ -47,7 +47,7 @@ def _key(edges: Edges, kwargs: dict) -> tuple | None:
     """What calls are compared by; None of one that cannot be compared."""
     found: list[Any] = [*modes_now(edges.edge_index.device.type), edges.flow, tuple(edges.size)]
     for name, value in kwargs.items():
-        found.append(name)
+        found += (name, len(value) if isinstance(value, tuple) else None)
         form = form_of(value if isinstance(value, tuple) else (value,))
         if form is None:
             return None

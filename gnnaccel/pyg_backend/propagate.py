@@ -217,8 +217,9 @@ def make_entry(plain: Any, name: str) -> Callable:
         named = dict(kwargs)
         size = named.pop("size", None)
         attempt, start = None, time.perf_counter()
-        if has_calls(self) and not report.timing:
-            attempt = _attempted(self, plain, name, edge_index, size, _settled(named))
+        again = not report.timing and not weighed
+        if again and has_calls(self) and not isinstance(named.get("alpha"), Deferred):
+            attempt = _attempted(self, plain, name, edge_index, size, named)
             if attempt is not None and (kept := attempt.kept) is not None:
                 note_outcome(self, left=False)
                 out = kept.again(attempt.given)
@@ -244,7 +245,7 @@ def make_entry(plain: Any, name: str) -> Callable:
             note_outcome(self, left=True)
             return alone(getattr(plain, name), self, edge_index, **_settled(kwargs))
         note_outcome(self, left=False)
-        if attempt is None and not report.timing:
+        if attempt is None and again:
             attempt = _attempted(self, plain, name, edge_index, size, _settled(named))
         return _in_call(self, plain, name, edge_index, size, _settled(kwargs), kind, reason, attempt)
 
