@@ -8,7 +8,6 @@ is compared; a value that is read of a tensor is one, and so is an attribute tha
 
 from __future__ import annotations
 
-import functools
 import inspect
 import types
 import weakref
@@ -270,7 +269,6 @@ def _form(x: Tensor) -> tuple:
     return x.requires_grad, x.is_leaf, x.shape, x.dtype, x.device, x.stride(), values, hooked
 
 
-@functools.lru_cache(maxsize=256)
 def reads_of(functions: tuple, own: tuple[type, ...] = ()) -> Reads | None:
     """What functions read, with the methods of classes `own` that they name; None if they set something, or are none
     that can be read."""
