@@ -156,7 +156,7 @@ class Attempt:
         found = read()
         if found is None:
             return
-        self._of = methods, *found
+        self._of = methods, found
         constants = [tensor for tensor, _ in found[1].needs]
         ids = {id(x) for x in (*constants, *apart)}
         if any(id(x) in ids for x in self.given):  # which of the two is meant cannot be told
@@ -171,13 +171,14 @@ class Attempt:
         recorded = self.recorder.finished(out)
         if isinstance(recorded, Recorded):
             recorded = joined(recorded)
-            self._found[self._key] = Kept(recorded, recorded.function(), *self._of, gathered)
+            methods, (reads, state) = self._of
+            self._found[self._key] = Kept(recorded, recorded.function(), methods, reads, state, gathered)
 
 
 def modes_now(device_type: str) -> tuple:
     """Switches of torch that calls are compared by."""
     autocast = touch.any_autocast()
-    found = (
+    found: tuple[Any, ...] = (
         *(torch.is_grad_enabled(), torch.is_inference_mode_enabled(), autocast),
         *(torch.are_deterministic_algorithms_enabled(), torch.get_default_dtype()),
     )

@@ -20,7 +20,7 @@ from torch.overrides import TorchFunctionMode
 
 from gnnaccel import touch
 from gnnaccel.graph.csr import Graph
-from gnnaccel.lazy.in_place import writes
+from gnnaccel.in_place import writes
 
 
 class Slot(NamedTuple):

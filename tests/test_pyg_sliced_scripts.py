@@ -13,8 +13,7 @@ from torch_geometric.data import Data  # noqa: E402
 from torch_geometric.loader import NeighborLoader  # noqa: E402
 from torch_geometric.nn import GATConv, GraphSAGE, SAGEConv  # noqa: E402
 
-from gnnaccel import pyg_backend  # noqa: E402
-from gnnaccel.lazy import in_place  # noqa: E402
+from gnnaccel import in_place, pyg_backend  # noqa: E402
 from gnnaccel.lower import bounds  # noqa: E402
 from gnnaccel.pyg_backend import sliced  # noqa: E402
 

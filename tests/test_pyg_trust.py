@@ -16,7 +16,7 @@ from torch_geometric.nn import aggr
 from torch_geometric.nn.conv import MessagePassing
 
 from gnnaccel import pyg_backend, report
-from gnnaccel.lazy.in_place import of_calls
+from gnnaccel.in_place import of_calls
 from gnnaccel.pyg_backend import trust as pyg_trust
 
 WIDE = 20  # a message of so many features is not stored unless somebody asks for its rows

@@ -11,7 +11,6 @@ a reduction of an expression one or two of our ops. Knows no framework: the back
     programs       expressions as programs of one kernel (CPU)
     blocks         other expressions, and all on CUDA, in blocks of edges
     trust          whether code may be handed lazy features
-    in_place       code that writes into tensors
 """
 
 from gnnaccel.lazy import linear_rules  # noqa: F401 (with rules.py, fills tensor.RULES)

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gnnaccel.lazy import in_place
+from gnnaccel import in_place
 from gnnaccel.lower import bounds
 
 _PACKAGES = ("torch", "torch_geometric", "math", "operator", "_operator", "typing", "functools", "builtins")

@@ -22,8 +22,8 @@ from gnnaccel import report, subclass, touch
 from gnnaccel.bound import Replacements, is_users
 from gnnaccel.bytecode import parts_of, steps_of
 from gnnaccel.graph import modes
+from gnnaccel.in_place import names_of
 from gnnaccel.kept import Attempt, Reads, State, form_of, modes_now, reads_of, same_twice, state_of
-from gnnaccel.lazy.in_place import names_of
 from gnnaccel.lazy.trust import DATA, Walk
 from gnnaccel.lower import choose
 from gnnaccel.modules import is_watched

@@ -23,8 +23,8 @@ from gnnaccel import touch
 from gnnaccel.graph import build, modes
 from gnnaccel.graph.cache import derived
 from gnnaccel.graph.csr import Graph
+from gnnaccel.in_place import writes
 from gnnaccel.lazy.expression import tensors_of
-from gnnaccel.lazy.in_place import writes
 from gnnaccel.lazy.reduce import Unsupported, reduced, softmax, takes
 from gnnaccel.lazy.rules import TENSORS
 from gnnaccel.lazy.tensor import Lazy, Trip, lift, waits

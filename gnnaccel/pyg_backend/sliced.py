@@ -22,11 +22,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as torch_module
 
-from gnnaccel import report, settings, subclass, touch
+from gnnaccel import in_place, report, settings, subclass, touch
 from gnnaccel.graph import hops
 from gnnaccel.graph.csr import Graph
 from gnnaccel.graph.hops import Hops
-from gnnaccel.lazy import caller, in_place
+from gnnaccel.lazy import caller
 from gnnaccel.lazy.first_rows import FirstRows, Given, Step, Trip, state
 from gnnaccel.lazy.trust import DATA, Walk
 from gnnaccel.lower import bounds
