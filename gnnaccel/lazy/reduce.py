@@ -117,7 +117,7 @@ def reduced(graph, messages: Tensor, reduce: str, dim: int = 0) -> Tensor:
         messages = messages.rows() if isinstance(messages, Lazy) else messages
     if isinstance(messages, Lazy):
         messages = messages.rows(f"{reduce} of messages that are no product")
-    return _back(call(ops.spmm, graph, None, messages.movedim(dim, 0), "copy_rhs", reduce), dim)
+    return _back(_of_rows(graph, messages.movedim(dim, 0), reduce), dim)
 
 
 def _with_softmax(graph, messages: Lazy, reduce: str) -> Tensor | None:
@@ -149,10 +149,13 @@ def _of_expression(graph, expression: Expression, reduce: str) -> Tensor | None:
     if form is not None:
         x, weight, features = form
         return reshaped(call(ops.spmm, graph, x, weight, reduce=reduce), features)
-    if isinstance(expression, Apply) and _maps_rows(expression) and reduce in ("sum", "mean"):
+    summed = reduce in ("sum", "mean") and graph.num_rows <= graph.nnz  # maps of nodes would be no fewer
+    if summed and isinstance(expression, Apply) and _maps_rows(expression):
         return _mapped_sum(graph, expression, _of_part(graph, expression.args[0], reduce), reduce)
     if not blocks.are_large(graph, expression):
         (expression,) = blocks.with_maps_stored(graph, expression)
+        if isinstance(rows := bare(expression), Tensor):
+            return _of_rows(graph, rows, reduce)
     found = programs.reduced(graph, expression, reduce)
     out = None if found is None else found[0]
     if out is None and blocks.are_large(graph, expression):
@@ -163,11 +166,14 @@ def _of_expression(graph, expression: Expression, reduce: str) -> Tensor | None:
 def _of_part(graph: Graph, part, reduce: str) -> Tensor:
     """Rows of any kind, reduced."""
     part = bare(part)
-    out = None if isinstance(part, Tensor) else _of_expression(graph, part, reduce)
-    if out is None:
-        rows = part if isinstance(part, Tensor) else gathered(graph, part)
-        out = call(ops.spmm, graph, None, rows, "copy_rhs", reduce)
-    return out
+    if isinstance(part, Tensor):
+        return _of_rows(graph, part, reduce)
+    out = _of_expression(graph, part, reduce)
+    return _of_rows(graph, gathered(graph, part), reduce) if out is None else out
+
+
+def _of_rows(graph: Graph, rows: Tensor, reduce: str) -> Tensor:
+    return call(ops.spmm, graph, None, rows, "copy_rhs", reduce)
 
 
 def _maps_rows(expression: Apply) -> bool:
