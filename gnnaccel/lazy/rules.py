@@ -323,8 +323,11 @@ def _normalize(func, x, p=2.0, dim=1, eps=1e-12, out=None):
 
 
 def _layer_norm(func, x, normalized_shape, weight=None, bias=None, eps=1e-5):
-    if not isinstance(x, Lazy) or not x.pending or isinstance(x.expression, Leaf):
+    if not isinstance(x, Lazy) or not x.pending:
         return NotImplemented
+    if isinstance(x.expression, Leaf) and 0 < len(normalized_shape) < x.dim():
+        out = hoist(x, func, normalized_shape, weight, bias, eps)
+        return lift(x.trip, x.expression.side, out, clean=True)
     if (*normalized_shape,) != x.expression.features or torch.is_autocast_enabled(x.trip.graph.device.type):
         return NotImplemented
     if any(w is not None and (not is_operand(w) or w.dtype != x.dtype) for w in (weight, bias)):

@@ -133,7 +133,7 @@ WRITES = r"in place|uses '(getattr|methodcaller|data)'"
 CHECKPOINT = "uses 'checkpoint'"
 # A statistic of a lazy feature takes its rows, and so do these functions, and who keeps one.
 LOOKS = r"\.(std|mean|max|norm|sum|clone)\(\)|scale_of\(|F\.normalize\(|torch\.where\(|alpha=2"
-LOOKED = r"\b(std|mean|max|norm|layer_norm|sum|clone|normalize|gt|where|sub)\(\) takes one row"
+LOOKED = r"\b(std|mean|max|norm|sum|clone|normalize|gt|where|sub)\(\) takes one row"
 KEPT = "keeps a lifted feature"
 
 
