@@ -87,23 +87,45 @@ class Replacements:
         if closure is not None and inner is not None:
             ours = types.CellType(self.bind(inner))
             closure = tuple(ours if cell == types.CellType(inner) else cell for cell in closure)
-        code, name, defaults = function.__code__, function.__name__, function.__defaults__
-        bound = types.FunctionType(code, _Globals(function.__globals__, self), name, defaults, closure)
-        bound.__kwdefaults__ = function.__kwdefaults__
-        return bound
+        package = _package(function.__globals__.get("__name__"))
+        return _copied(function, lambda name, space: self.of(space[name], package), closure)
 
 
 class _Globals(dict):
-    """The globals of a function, seen through replacements at each look-up (so later changes count)."""
+    """The globals of a function, each found by find(name, namespace) at each look-up (so later changes count)."""
 
-    def __init__(self, namespace: dict, replacements: Replacements):
+    def __init__(self, namespace: dict, find: Callable[[str, dict], Any]):
         # The interpreter reads these two straight from the dict when the function is made.
         super().__init__({name: namespace[name] for name in ("__name__", "__builtins__") if name in namespace})
-        self._namespace, self._replacements = namespace, replacements
-        self._package = _package(namespace.get("__name__"))
+        self._namespace, self._find = namespace, find
 
-    def __getitem__(self, name):
-        return self._replacements.of(self._namespace[name], self._package)
+    def __getitem__(self, name: str) -> Any:
+        return self._find(name, self._namespace)
+
+
+def _copied(function: types.FunctionType, find: Callable[[str, dict], Any], closure: Any) -> types.FunctionType:
+    names = _Globals(function.__globals__, find)
+    copy = types.FunctionType(function.__code__, names, function.__name__, function.__defaults__, closure)
+    copy.__kwdefaults__ = function.__kwdefaults__
+    return copy
+
+
+def rebind(function: Callable, **replaced: Any) -> Callable:
+    """A copy of a Python function, method of a class as it stands there, with some of its globals replaced by name."""
+    assert isinstance(function, types.FunctionType)
+    return _copied(
+        function, lambda name, space: replaced[name] if name in replaced else space[name], function.__closure__
+    )
+
+
+class View:
+    """A module or another object with some attributes replaced: ``View(torch, ops=View(torch.ops, pyg=ours))``."""
+
+    def __init__(self, seen: Any, **replaced: Any):
+        self.__dict__.update(replaced, _seen=seen)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._seen, name)
 
 
 class _View:

@@ -25,6 +25,13 @@ from gnnaccel.graph import modes
 from gnnaccel.lower import bounds
 
 _PLAIN_TYPES = (Tensor, torch.nn.Parameter)
+USED = "used"
+"""The key of what is kept with edges that were met: True if there is a graph of them, else the layers that met them."""
+
+
+def graph_key(num_src: int, num_dst: int, flow: str = "source_to_target") -> tuple:
+    """The key of the graph of an edge_index [2, E], in the order of its columns."""
+    return ("graph", num_src, num_dst, flow)
 
 
 class Owner:

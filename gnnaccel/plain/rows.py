@@ -21,7 +21,7 @@ from torch.overrides import TorchFunctionMode
 
 from gnnaccel import touch
 from gnnaccel.graph import build, modes
-from gnnaccel.graph.cache import derived
+from gnnaccel.graph.cache import USED, derived, graph_key
 from gnnaccel.graph.csr import Graph
 from gnnaccel.in_place import writes
 from gnnaccel.lazy.expression import tensors_of
@@ -36,7 +36,6 @@ FEW = "few messages, which torch's own code makes the quicker"
 NEW = "few messages of edges that were not seen before"
 WRITES = "it writes into what its messages are made of, or into rows of edges"
 _FLOWS = ("target_to_source", "source_to_target")  # by the row of destinations, as PyG has them
-_USED = "used"  # as the PyG plug-in has it: True if there is a graph of them
 _OTHER = "other end"  # what is kept with a tensor [E]: (Owner of the tensor of the other end, its own row)
 _NONE = "an index is out of range"
 
@@ -202,9 +201,9 @@ class Rows(TorchFunctionMode):
         if choose.are_few(device=kind, edges=count, width=width, nodes=x.shape[0]):
             self.reason = FEW
             return True
-        if derived.get(edges, _USED) is not None or modes.recomputing() or choose.fixed == "lasting":
+        if derived.get(edges, USED) is not None or modes.recomputing() or choose.fixed == "lasting":
             return False
-        derived.put(edges, _USED, set())
+        derived.put(edges, USED, set())
         if choose.are_few(device=kind, edges=count, width=width, first=True):
             self.reason = NEW
             return True
@@ -326,7 +325,7 @@ def end_of(index: Any, like: Tensor | None = None) -> End | None:
 
 def _graph(edges: tuple[Tensor, ...], nodes: int, destinations: int) -> Graph | None:
     """The graph of edges, kept with them as that of an edge_index of PyG; None where an index is out of range."""
-    key = ("graph", nodes, nodes, _FLOWS[destinations])
+    key = graph_key(nodes, nodes, _FLOWS[destinations])
     graph = derived.get(edges, key) or derived.get(edges, ("none", *key))
     if graph is None:
         try:
@@ -336,7 +335,7 @@ def _graph(edges: tuple[Tensor, ...], nodes: int, destinations: int) -> Graph | 
         except ValueError:
             graph = _NONE
         derived.put(edges, key if graph is not _NONE else ("none", *key), graph)
-        derived.put(edges, _USED, True)
+        derived.put(edges, USED, True)
     return None if graph is _NONE else graph
 
 

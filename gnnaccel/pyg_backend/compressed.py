@@ -7,8 +7,8 @@ import torch_geometric.sampler.utils
 from torch import Tensor
 from torch_geometric.utils import sparse as pyg_sparse
 
+from gnnaccel.bound import rebind
 from gnnaccel.pyg_backend.touch import Index
-from gnnaccel.pyg_backend.views import rebind
 
 
 def index2ptr(index: Tensor, size: int | None = None) -> Tensor:

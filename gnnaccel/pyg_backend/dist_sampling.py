@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from gnnaccel import sampling
+from gnnaccel.bound import View, rebind
 from gnnaccel.pyg_backend.touch import DistLinkNeighborLoader, DistNeighborLoader, DistNeighborSampler
-from gnnaccel.pyg_backend.views import View, rebind
 
 _EDGE = ("source", "to", "target")
 

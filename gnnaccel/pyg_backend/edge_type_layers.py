@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from gnnaccel import touch
-from gnnaccel.graph.cache import derived
+from gnnaccel.graph.cache import derived, graph_key
 from gnnaccel.graph.csr import Graph
 from gnnaccel.graph.stack import EdgeList
 from gnnaccel.ops.dot_layers import DotLayer
@@ -133,7 +133,7 @@ def layer_of(
         return None
     names: tuple[str, str | None]
     modules, kind = submodules(conv), REDUCES.get(type(submodules(conv).get("aggr_module")))
-    key: tuple = ("graph", x.shape[0], own.shape[0], conv.flow)
+    key: tuple = graph_key(x.shape[0], own.shape[0], conv.flow)
     if known is pyg_nn.GCNConv:
         usual = square and conv.normalize and not conv.cached and not conv.improved and kind == "sum"
         kind, names = "gcn", ("lin", None)
@@ -175,7 +175,7 @@ def _attending(conv: Any, known: Any, guard: short.Guard, x: Tensor, own: Tensor
     if not (x.numel() and own.numel()):
         return None  # it would keep the others from being taken
     looped = known is not pyg_nn.TransformerConv and conv.add_self_loops
-    key = ("looped", x.shape[0], conv.flow, True) if looped else ("graph", x.shape[0], own.shape[0], conv.flow)
+    key = ("looped", x.shape[0], conv.flow, True) if looped else graph_key(x.shape[0], own.shape[0], conv.flow)
     graph = derived.get((edge_index,), key)
     if graph is None or own.device != x.device or not _is_served(known, x):
         return None
@@ -200,7 +200,7 @@ def _summing(conv: Any, x: Tensor, own: Tensor, edge_index: Tensor, new: str | N
     alike = x.dtype == own.dtype == eps.dtype and x.device == own.device == edge_index.device == eps.device
     if not alike or x.shape[1] != own.shape[1] or not x.shape[1] or conv.flow != "source_to_target":
         return None
-    key = ("graph", x.shape[0], own.shape[0], conv.flow)
+    key = graph_key(x.shape[0], own.shape[0], conv.flow)
     graph: Any = _made(edge_index, key) if new else derived.get((edge_index,), key)
     usual = graph is not None and not conv.__dict__.get(touch.COMPILED_CALL)
     return Summing(OwnSum(graph, x, own, eps), edge_index, "graph") if usual else None

@@ -18,10 +18,10 @@ from torch.nn.parameter import is_lazy
 from torch_geometric import is_compiling
 
 from gnnaccel.graph import modes
-from gnnaccel.graph.cache import derived
+from gnnaccel.graph.cache import USED, derived
 from gnnaccel.lower import bounds, choose
 from gnnaccel.pyg_backend.call import current
-from gnnaccel.pyg_backend.graph import USED, hops_of
+from gnnaccel.pyg_backend.graph import hops_of
 from gnnaccel.pyg_backend.propagate import obstacle, widest
 from gnnaccel.pyg_backend.touch import nn
 

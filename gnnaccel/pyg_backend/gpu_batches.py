@@ -18,10 +18,10 @@ import torch
 from torch import Tensor
 
 from gnnaccel import report
+from gnnaccel.bound import View
 from gnnaccel.lower import bounds
 from gnnaccel.pyg_backend.sampler_places import place_of
 from gnnaccel.pyg_backend.touch import BaseStorage, Data, HeteroData, NodeLoader
-from gnnaccel.pyg_backend.views import View
 from gnnaccel.sampling import ahead, host_memory
 
 _KIND, _KEPT = "pyg.NodeLoader", "_gnnaccel_there"

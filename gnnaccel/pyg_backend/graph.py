@@ -16,7 +16,7 @@ from torch_geometric.utils import is_torch_sparse_tensor
 
 from gnnaccel import schedule, touch
 from gnnaccel.graph import build, hops, modes
-from gnnaccel.graph.cache import derived
+from gnnaccel.graph.cache import USED, derived, graph_key
 from gnnaccel.graph.csr import Graph
 from gnnaccel.lazy.reduce import Unsupported, unserved
 from gnnaccel.lower import bounds
@@ -26,7 +26,6 @@ from gnnaccel.pyg_backend.touch import Data, EdgeIndex
 INDEX_DTYPES = (torch.int64, torch.int32)
 _UNCOALESCED = f"adjacency of layout {torch.sparse_coo}, not coalesced"
 _HOPS = "hops"
-USED = "used"  # what is kept with edges: True if there is a graph of them, else the layers that have seen them
 
 
 def owners_of(edges) -> tuple[Tensor, ...]:
@@ -60,7 +59,7 @@ def from_edge_index(edge_index: Tensor, num_src: int, num_dst: int, flow: str = 
         For an index out of range; nothing is cached then.
     """
     owners = owners_of(edge_index)
-    key = ("graph", num_src, num_dst, flow)
+    key = graph_key(num_src, num_dst, flow)
     graph = derived.get(owners, key)
     if graph is None:
         data = edge_index.as_tensor() if isinstance(edge_index, EdgeIndex) else edge_index
@@ -122,7 +121,7 @@ def _looped(edge_index: Tensor, num_nodes: int, flow: str, dropped: bool) -> Gra
     with modes.outside_inference():
         destinations = 1 if flow == "source_to_target" else 0
         graph = Graph(*build.edges_to_looped_csr(edge_index, destinations, num_nodes, dropped))
-        plain = ("graph", num_nodes, num_nodes, flow)
+        plain = graph_key(num_nodes, num_nodes, flow)
         if (prepared := derived.get(owners, plain)) is not None:
             schedule.inherit(graph, prepared)
         else:

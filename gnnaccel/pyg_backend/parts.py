@@ -24,10 +24,9 @@ from torch_geometric.utils import add_remaining_self_loops
 
 from gnnaccel import ops, report, subclass, touch
 from gnnaccel.graph import build, modes, scales
-from gnnaccel.graph.cache import derived
+from gnnaccel.graph.cache import USED, derived, graph_key
 from gnnaccel.graph.csr import Graph
 from gnnaccel.pyg_backend import classes, short
-from gnnaccel.pyg_backend.graph import USED
 from gnnaccel.pyg_backend.propagate import kind_of, obstacle
 from gnnaccel.pyg_backend.touch import nn as pyg_nn
 from gnnaccel.pyg_backend.touch import original_propagate
@@ -328,7 +327,7 @@ def check_layers(model: torch.nn.Module, pairs: Sequence[type] = ()) -> list[tup
 def wrap_layers(found: Sequence[tuple[Any, Callable]], part: Part) -> None:
     """Make these layers ones that run on `part`, on our kernels."""
     # What PyG's edges stand for is here already.
-    derived.put((part.edge_index,), ("graph", part.graph.num_cols, part.graph.num_rows, "source_to_target"), part.graph)
+    derived.put((part.edge_index,), graph_key(part.graph.num_cols, part.graph.num_rows), part.graph)
     derived.put((part.edge_index,), USED, True)
     for conv, rule in found:
         classes.accelerate(conv)

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gnnaccel.bound import View
 from gnnaccel.graph.hops import Hops
 from gnnaccel.pyg_backend.graph import note_hops
 from gnnaccel.pyg_backend.touch import (
@@ -20,7 +21,6 @@ from gnnaccel.pyg_backend.touch import (
     store_of,
     with_attributes,
 )
-from gnnaccel.pyg_backend.views import View
 from gnnaccel.sampling.host_memory import Selectable
 
 _MARK, _PINNED = "_gnnaccel_hops", "_gnnaccel_pinned"

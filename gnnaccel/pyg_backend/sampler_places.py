@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from gnnaccel import report
+from gnnaccel.bound import View
 from gnnaccel.ops import has_cuda_kernels
 from gnnaccel.pyg_backend.touch import Data, HeteroData, HGTSampler, NeighborSampler
-from gnnaccel.pyg_backend.views import View
 from gnnaccel.sampling.choice import CHOICE, is_cuda
 
 WORKERS = "num_workers > 0"

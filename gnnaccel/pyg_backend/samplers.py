@@ -26,6 +26,7 @@ from torch_geometric.loader import NeighborSampler as FirstNeighborSampler
 from torch_geometric.typing import WITH_TORCH_SPARSE
 
 from gnnaccel import report, sampling
+from gnnaccel.bound import View, rebind
 from gnnaccel.ops import gradient_rows
 from gnnaccel.pyg_backend import (
     adjacency,
@@ -57,7 +58,6 @@ from gnnaccel.pyg_backend.touch import (
     ShaDowKHopSampler,
 )
 from gnnaccel.pyg_backend.touch import nn as pyg_nn
-from gnnaccel.pyg_backend.views import View, rebind
 from gnnaccel.sampling import _arrays, ahead
 from gnnaccel.sampling.choice import CHOICE, is_frameworks
 from gnnaccel.touch import Patches

@@ -18,7 +18,7 @@ from torch_geometric.nn.conv import MessagePassing
 
 from gnnaccel import touch
 from gnnaccel.graph import scales
-from gnnaccel.graph.cache import derived
+from gnnaccel.graph.cache import derived, graph_key
 from gnnaccel.graph.csr import Graph
 from gnnaccel.lazy.reduce import takes
 from gnnaccel.pyg_backend.graph import (
@@ -210,7 +210,7 @@ def is_matrix(x: Any) -> bool:
 
 def graph_of(edge_index: Tensor, num_src: int, num_dst: int, flow: str) -> Graph | None:
     """`from_edge_index`, or None for an index out of range, which is PyG's to report."""
-    graph = derived.get((edge_index,), ("graph", num_src, num_dst, flow))
+    graph = derived.get((edge_index,), graph_key(num_src, num_dst, flow))
     if graph is not None:
         return graph
     try:

@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from gnnaccel import sampling
+from gnnaccel.bound import View
 from gnnaccel.pyg_backend import sampler_places
 from gnnaccel.pyg_backend.sampler_places import Place
-from gnnaccel.pyg_backend.views import View
 
 _KEPT = "_gnnaccel_rows"  # False: the CPU samples
 _SHADOW, _SAINT = "pyg.ShaDowKHopSampler", "pyg.GraphSAINTSampler"
