@@ -107,6 +107,8 @@ class _Hook:
 
 
 def _before_import(name: str) -> None:
+    if name == "torch" and not _state.compat_only:
+        importlib.import_module("gnnaccel.engine").ask_for_huge_pages()
     if name != "dgl":
         return
     try:
@@ -212,6 +214,8 @@ def install(compat_only: bool = False) -> None:
     _state.compat_only = compat_only
     os.environ[FLAG] = "compat" if compat_only else "1"
     _observe()
+    if "torch" in sys.modules:
+        _before_import("torch")  # in time where it has made no tensor
     for name in ("torch", *BACKENDS):
         if name in sys.modules:
             _after_import(name)
@@ -233,10 +237,10 @@ def uninstall() -> None:
     _state.leave_modules()
     for name in _state.enabled:
         importlib.import_module(BACKENDS[name]).disable()
-    if _state.enabled:
-        importlib.import_module("gnnaccel.engine").restore()
-        if "gnnaccel.capture.attaching" in sys.modules:
-            sys.modules["gnnaccel.capture.attaching"].disable()
+    if "gnnaccel.engine" in sys.modules:
+        sys.modules["gnnaccel.engine"].restore()
+    if "gnnaccel.capture.attaching" in sys.modules:
+        sys.modules["gnnaccel.capture.attaching"].disable()
     _state.enabled.clear()
     # Under the flag itself there is nothing to go back to but off.
     before = _state.flag_before

@@ -45,7 +45,7 @@ def world(tmp_path):
     def run(code, *args, launcher=(), check=True, **environment):
         script = tmp_path / "script.py"
         script.write_text(textwrap.dedent(code))
-        env = {k: v for k, v in os.environ.items() if "GNNACCEL" not in k}
+        env = {k: v for k, v in os.environ.items() if "GNNACCEL" not in k and k != "THP_MEM_ALLOC_ENABLE"}
         env["PYTHONPATH"] = os.pathsep.join((str(tmp_path), str(ROOT)))
         command = [sys.executable, *launcher, str(script), *args]
         done = subprocess.run(command, env=env | environment, capture_output=True, text=True, cwd=tmp_path)
@@ -386,3 +386,35 @@ def test_launcher_without_a_program_or_with_a_missing_one(world):
     for arguments, message in (([], "expected a script"), (["no_such_file.py"], "can't open file 'no_such_file.py'")):
         done = subprocess.run([*command, *arguments], capture_output=True, text=True, cwd=ROOT)
         assert (done.returncode, message in done.stderr) == (2, True)
+
+
+@pytest.mark.parametrize(
+    "system, before, flag, expected",
+    [
+        ("always [madvise] never", None, "1", ["1", "None"]),
+        ("always [madvise] never", "0", "1", ["0", "0"]),
+        ("always [madvise] never", None, "compat", ["None", "None"]),
+        ("[always] madvise never", None, "1", ["None", "None"]),
+        (None, None, "1", ["None", "None"]),
+    ],
+)
+def test_huge_pages_are_asked_for_before_torch(world, system, before, flag, expected):
+    place = world.path / "enabled"
+    if system is not None:
+        place.write_text(system)
+    done = started(
+        world,
+        f"""
+            import os, sys
+            import gnnaccel.engine
+            gnnaccel.engine.SYSTEM = {str(place)!r}
+            assert "torch" not in sys.modules
+            import torch
+            print(os.environ.get("THP_MEM_ALLOC_ENABLE"))
+            gnnaccel.uninstall()
+            print(os.environ.get("THP_MEM_ALLOC_ENABLE"))
+        """,
+        GNNACCEL=flag,
+        **({} if before is None else {"THP_MEM_ALLOC_ENABLE": before}),
+    )
+    assert lines(done) == expected
