@@ -132,7 +132,7 @@ class _View:
     """A module, seen through replacements."""
 
     def __init__(self, module: types.ModuleType, replacements: Replacements):
-        self.__dict__.update(_module=module, _replacements=replacements)
+        self._module, self._replacements = module, replacements
 
     def __getattr__(self, name):
         return self._replacements.of(getattr(self._module, name), _package(self._module.__name__))

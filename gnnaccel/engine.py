@@ -9,8 +9,8 @@ as many bytes at the end of the heap as the greatest block had that was ever fre
 graphs are blocks of less than 1 MB, so a step's activations go back and come again, page by page: of four GINConv of
 64 on 128 molecules up to 1,100 pages a step, 2 of 12 ms (an EPYC).
 
-Huge pages for large host tensors: torch maps each one anew, in steps of 4 KiB, where nobody asks the system for steps of
-2 MiB. benchmarks/results/user_layers_huge_pages.csv has what that takes, of PyG's layers and of ours.
+Huge pages for large host tensors: torch maps each one anew, in steps of 4 KiB where nobody asks for steps of 2 MiB.
+Beside user_layers_cpu.csv in benchmarks/results, user_layers_huge_pages.csv shows what that takes.
 """
 
 from __future__ import annotations
@@ -25,21 +25,20 @@ HUGE_PAGES = "THP_MEM_ALLOC_ENABLE"  # torch's own, of 2.2 and later, read at it
 SYSTEM = "/sys/kernel/mm/transparent_hugepage/enabled"
 
 _settled = False
-_asked = False  # for huge pages
 
 
-def ask_for_huge_pages() -> None:
+def ask_for_huge_pages() -> bool:
     """Have torch ask for huge pages for tensors of 2 MB and more, where the system gives them to who asks; before its
-    first tensor. Where the user has set torch's variable it stays."""
-    global _asked
+    first tensor. Where the user has set torch's variable it stays. True if it is set now."""
     try:
         with open(SYSTEM) as file:
             are_for_who_asks = "[madvise]" in file.read()
     except OSError:
-        return
-    if are_for_who_asks and HUGE_PAGES not in os.environ:
-        os.environ[HUGE_PAGES] = "1"
-        _asked = True
+        return False
+    if not are_for_who_asks or HUGE_PAGES in os.environ:
+        return False
+    os.environ[HUGE_PAGES] = "1"
+    return True
 
 
 def keep_memory() -> None:
@@ -70,11 +69,8 @@ def settle() -> str | None:
 
 
 def restore() -> None:
-    """Undo `settle`, on the thread that called it; processes started from now on do not ask for huge pages."""
-    global _settled, _asked
-    if _asked:
-        os.environ.pop(HUGE_PAGES, None)
-        _asked = False
+    """Undo `settle`, on the thread that called it."""
+    global _settled
     if _settled:
         import torch
 

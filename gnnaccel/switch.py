@@ -54,6 +54,7 @@ class _State:
         self.complained = False  # virtual environments run .pth files twice
         self.awaits = False  # a module that is none of torch's
         self.leave_modules = lambda: None  # undoes what waits for one
+        self.huge_pages = False  # torch's variable for them was set here
         self.observed_pid = 0  # process in which logging and the exit report were set up
 
 
@@ -108,7 +109,10 @@ class _Hook:
 
 def _before_import(name: str) -> None:
     if name == "torch" and not _state.compat_only:
-        importlib.import_module("gnnaccel.engine").ask_for_huge_pages()
+        try:
+            _state.huge_pages |= importlib.import_module("gnnaccel.engine").ask_for_huge_pages()
+        except Exception as error:
+            _log().warning("gnnaccel: huge pages are not asked for: %s", error)
     if name != "dgl":
         return
     try:
@@ -237,11 +241,14 @@ def uninstall() -> None:
     _state.leave_modules()
     for name in _state.enabled:
         importlib.import_module(BACKENDS[name]).disable()
-    if "gnnaccel.engine" in sys.modules:
-        sys.modules["gnnaccel.engine"].restore()
-    if "gnnaccel.capture.attaching" in sys.modules:
-        sys.modules["gnnaccel.capture.attaching"].disable()
+    if _state.enabled:
+        importlib.import_module("gnnaccel.engine").restore()
+        if "gnnaccel.capture.attaching" in sys.modules:
+            sys.modules["gnnaccel.capture.attaching"].disable()
     _state.enabled.clear()
+    if _state.huge_pages:  # torch has read it: this is for processes that are started from now on
+        os.environ.pop(sys.modules["gnnaccel.engine"].HUGE_PAGES, None)
+        _state.huge_pages = False
     # Under the flag itself there is nothing to go back to but off.
     before = _state.flag_before
     if before is None or parse_or_off(before) != "off":

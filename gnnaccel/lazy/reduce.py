@@ -149,7 +149,7 @@ def _of_expression(graph, expression: Expression, reduce: str) -> Tensor | None:
     if form is not None:
         x, weight, features = form
         return reshaped(call(ops.spmm, graph, x, weight, reduce=reduce), features)
-    summed = reduce in ("sum", "mean") and graph.num_rows <= graph.nnz  # maps of nodes would be no fewer
+    summed = reduce in ("sum", "mean") and graph.num_rows <= graph.nnz  # else a map of each edge is less work
     if summed and isinstance(expression, Apply) and _maps_rows(expression):
         return _mapped_sum(graph, expression, _of_part(graph, expression.args[0], reduce), reduce)
     if not blocks.are_large(graph, expression):
